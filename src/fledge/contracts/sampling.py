@@ -1,0 +1,62 @@
+"""How the next token is chosen, as a request states it."""
+
+import math
+from dataclasses import dataclass
+
+from fledge.contracts.errors import ConfigError
+
+_MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request; the defaults are the target's greedy answer."""
+
+    max_tokens: int = 256
+    """Most tokens to generate; the context length may end the answer earlier."""
+
+    temperature: float = 0.0
+    """0 takes the most probable token; above 0 divides the logits before sampling."""
+
+    top_k: int = 0
+    """Sample among the k most probable tokens only; 0 means all."""
+
+    top_p: float = 1.0
+    """Sample among the smallest set of tokens that holds this much probability."""
+
+    min_p: float = 0.0
+    """Drop tokens less probable than this fraction of the most probable one."""
+
+    seed: int = 0
+    """Same seed, same prompt, same parameters: same text, with or without a head."""
+
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; neither they nor what follows is part of it."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """Further token ids that end the answer, beside the target's own end-of-text ids."""
+
+    ignore_eos: bool = False
+    """Go on past the target's end-of-text token (for measuring)."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number."
+            )
+        if self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}; it must be 0 (all tokens) or positive.")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"min_p is {self.min_p}; it must be between 0 and 1.")
+        if not 0 <= self.seed < _MAX_SEED:
+            raise ConfigError(f"seed is {self.seed}; it must be between 0 and 2**63 - 1.")
+        if any(not text for text in self.stop):
+            raise ConfigError("a stop text is empty; it would end every answer at once.")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0

@@ -1,0 +1,69 @@
+"""Settings of the engine: frozen, checked when made, never changed afterwards."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fledge.contracts.errors import ConfigError
+
+AcceptRule = Literal["gumbel", "rejection"]
+ACCEPT_RULES: tuple[AcceptRule, ...] = ("gumbel", "rejection")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSettings:
+    """Shape of the draft tree of one request; a chain is a tree of width 1."""
+
+    depth: int = 6
+    """Drafted tokens on the longest path."""
+
+    width: int = 8
+    """Children kept per node, and nodes expanded per level."""
+
+    budget: int = 40
+    """Drafted nodes that are verified, root not counted."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("depth", 1, 64), ("width", 1, 64), ("budget", 1, 1024)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"tree {name} is {value}; it must be between {low} and {high}.")
+
+    @property
+    def num_candidates(self) -> int:
+        """Nodes the drafter may score: one level of `width`, then width squared per level."""
+        return self.width + (self.depth - 1) * self.width**2
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafted nodes that reach the verify pass."""
+        return min(self.budget, self.num_candidates)
+
+    @property
+    def num_scratch(self) -> int:
+        """Cache slots a request needs behind its last committed token during a cycle."""
+        return max(self.num_nodes, self.width * (self.depth - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the engine runs; nothing here changes what it answers, except `accept`."""
+
+    tree: TreeSettings = field(default_factory=TreeSettings)
+    """Draft tree of each request."""
+
+    accept: AcceptRule = "gumbel"
+    """`gumbel`: the text does not depend on the drafts; `rejection`: the field's usual rule."""
+
+    max_requests: int = 32
+    """Requests decoded together; further ones wait."""
+
+    block_size: int = 16
+    """Tokens per block of cache memory."""
+
+    def __post_init__(self) -> None:
+        if self.accept not in ACCEPT_RULES:
+            raise ConfigError(f"accept is {self.accept!r}; it must be one of {ACCEPT_RULES}.")
+        if self.max_requests < 1:
+            raise ConfigError(f"max_requests is {self.max_requests}; it must be at least 1.")
+        if self.block_size < 1:
+            raise ConfigError(f"block_size is {self.block_size}; it must be at least 1.")

@@ -1,0 +1,1 @@
+"""Networks. Masks and caches are passed in; transformers is known here and nowhere else."""
