@@ -57,13 +57,15 @@ class EngineSettings:
     max_requests: int = 32
     """Requests decoded together; further ones wait."""
 
+    max_prefill_tokens: int = 8192
+    """Prompt tokens read in one pass; a single longer prompt is still read whole."""
+
     block_size: int = 16
     """Tokens per block of cache memory."""
 
     def __post_init__(self) -> None:
         if self.accept not in ACCEPT_RULES:
             raise ConfigError(f"accept is {self.accept!r}; it must be one of {ACCEPT_RULES}.")
-        if self.max_requests < 1:
-            raise ConfigError(f"max_requests is {self.max_requests}; it must be at least 1.")
-        if self.block_size < 1:
-            raise ConfigError(f"block_size is {self.block_size}; it must be at least 1.")
+        for name in ("max_requests", "max_prefill_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")

@@ -1,0 +1,54 @@
+"""From tokens to text while they arrive: whole characters, and nothing of a stop text."""
+
+from collections.abc import Callable, Sequence
+
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Decodes a growing list of tokens.
+
+    A token may hold part of a character, or change how its neighbour is spelled, so a window of
+    recent tokens is decoded with and without the newest ones, and the difference is the new text.
+    Text that ends inside a character is held back until the rest arrives or the answer ends.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._token_ids: list[int] = []
+        self._window_start = 0
+        self._num_read = 0
+        self.text = ""
+
+    def add(self, token_id: int) -> None:
+        self._token_ids.append(token_id)
+        fresh = self._unread()
+        if fresh and not fresh.endswith(_REPLACEMENT):
+            self.text += fresh
+            self._window_start, self._num_read = self._num_read, len(self._token_ids)
+
+    def flush(self) -> None:
+        """Show what is held back: the answer has ended, the rest will not arrive."""
+        self.text += self._unread()
+        self._window_start = self._num_read = len(self._token_ids)
+
+    def _unread(self) -> str:
+        known = self._decode(self._token_ids[self._window_start : self._num_read])
+        return self._decode(self._token_ids[self._window_start :])[len(known) :]
+
+
+def find_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
+    """Where the first stop text begins at or after `start`."""
+    found = [position for stop in stops if (position := text.find(stop, start)) >= 0]
+    return min(found) if found else None
+
+
+def num_safe(text: str, stops: Sequence[str]) -> int:
+    """How much of the text cannot be the beginning of a stop text any more."""
+    held = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), held, -1):
+            if text.endswith(stop[:length]):
+                held = length
+                break
+    return len(text) - held

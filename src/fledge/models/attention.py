@@ -1,0 +1,75 @@
+"""The bridge from transformers' attention modules to our cache and attention.
+
+transformers lets a model call a registered function in place of its own attention and passes
+unknown keyword arguments of `model(...)` on to it. We register one, and hand it the pass and the
+pool. It then does everything transformers would: causality, tree, window, soft-cap and sinks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from fledge.ops.attention import AttentionSpec, attend_fast
+from fledge.ops.kv import KVPool
+from fledge.ops.packed import PackedPass
+
+ATTENTION_NAME = "fledge"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What every attention layer of one forward pass needs to know."""
+
+    packed: PackedPass
+    pool: KVPool
+
+
+def attend_packed(
+    packed: PackedPass,
+    pool: KVPool,
+    layer: int,
+    query_THD: Tensor,
+    keys_TGD: Tensor,
+    values_TGD: Tensor,
+    spec: AttentionSpec,
+) -> Tensor:
+    """Store the pass's keys and values, then attend segment by segment; returns [T, H, D]."""
+    pool.write(layer, packed.write_slots_T, keys_TGD, values_TGD)
+    outputs = []
+    for segment in packed.segments:
+        keys_KGD, values_KGD = pool.read(layer, segment.key_slots_K)
+        outputs.append(attend_fast(query_THD[segment.rows], keys_KGD, values_KGD, segment, spec))
+    return torch.cat(outputs)
+
+
+def _attention(
+    module: nn.Module,
+    query_1HTD: Tensor,
+    key_1GTD: Tensor,
+    value_1GTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    fledge_call: AttentionCall,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    # Some models pass the window, others leave it on the module.
+    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    out_THD = attend_packed(
+        fledge_call.packed,
+        fledge_call.pool,
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query_1HTD[0].transpose(0, 1),
+        key_1GTD[0].transpose(0, 1),
+        value_1GTD[0].transpose(0, 1),
+        AttentionSpec(scale=scaling, window=window, soft_cap=softcap, sinks_H=s_aux),
+    )
+    return out_THD[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)

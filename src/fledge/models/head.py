@@ -1,0 +1,194 @@
+"""The EAGLE-3 head: one class for training and for serving.
+
+    taps [T, 3D] --fc--> hidden g            embedding of the next token e
+                            |                          |
+                       hidden_norm               input_layernorm
+                            +----------- concat -------+      (embedding first, width 2D)
+                                            |
+                     q, k, v -> attention -> o_proj
+                            |
+           residual g  ->  add -> post_attention_layernorm -> SwiGLU -> add = g'
+                                                                           |
+                      logits = lm_head(norm(g')),  fed back to the next step: g'
+
+`fc` sees true target features only; what the head itself produced is already of width D. The class
+holds no mask and no cache: `attend` is passed in, so training and serving share every line here.
+
+Legend: T tokens, D hidden size, F = taps x target hidden size, H heads, V draft vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from fledge.models.head_config import HeadConfig
+from fledge.ops.rope import default_frequencies, rotate
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query [T,H,d], keys [T,G,d], values [T,G,d]) -> [T,H,d]; stores keys and values if it wants."""
+
+
+class HeadOutput(NamedTuple):
+    feedback_TD: Tensor
+    """Input hidden state of the next draft step."""
+
+    normed_TD: Tensor
+    """What the logits are made of."""
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(hidden.dtype)
+
+
+class HeadAttention(nn.Module):
+    """Projections and rotation; reads embedding and hidden state side by side."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        width, bias = 2 * config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, config.num_heads * config.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
+        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.frequencies, self.rope_scale = _rope(config)
+
+    def forward(self, x_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        num_tokens = x_TE.shape[0]
+        query = self.q_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        keys = self.k_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        values = self.v_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        query = rotate(query, positions_T, self.frequencies, self.rope_scale)
+        keys = rotate(keys, positions_T, self.frequencies, self.rope_scale)
+        out: Tensor = self.o_proj(attend(query, keys, values).reshape(num_tokens, -1))
+        return out
+
+
+class HeadMLP(nn.Module):
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return out
+
+
+class HeadLayer(nn.Module):
+    """The one decoder layer; names are those of the public checkpoints."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.norm_before_residual = config.norm_before_residual
+        self.self_attn = HeadAttention(config)
+        self.mlp = HeadMLP(config)
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+
+    def forward(
+        self, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        normed_TD = self.hidden_norm(hidden_TD)
+        residual_TD = normed_TD if self.norm_before_residual else hidden_TD
+        x_TE = torch.cat([self.input_layernorm(embeds_TD), normed_TD], dim=-1)
+        hidden_TD = residual_TD + self.self_attn(x_TE, positions_T, attend)
+        out: Tensor = hidden_TD + self.mlp(self.post_attention_layernorm(hidden_TD))
+        return out
+
+
+class Eagle3Head(nn.Module):
+    """Fused taps, one decoder layer, a reduced vocabulary."""
+
+    draft_to_target_V: Tensor
+    """Target token id of each draft token id."""
+
+    own_embedding: Tensor | None
+    """Embedding of a head that brings one; nearly all share the target's."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        draft_to_target_V: Tensor | None = None,
+        own_embedding: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        fused = config.num_taps * config.target_hidden_size
+        self.fc = nn.Linear(fused, config.hidden_size, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(config.target_hidden_size, config.rms_norm_eps)
+                for _ in range(config.num_taps)
+            )
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(fused, config.rms_norm_eps)
+        self.midlayer = HeadLayer(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        if draft_to_target_V is None:
+            draft_to_target_V = torch.arange(config.draft_vocab_size)
+        self.register_buffer("draft_to_target_V", draft_to_target_V, persistent=False)
+        self.register_buffer("own_embedding", own_embedding, persistent=False)
+
+    def embed(self, token_ids_T: Tensor, target_embedding: Tensor) -> Tensor:
+        """Embeddings of target tokens, from the target's matrix unless the head has its own."""
+        matrix = target_embedding if self.own_embedding is None else self.own_embedding
+        return F.embedding(token_ids_T, matrix)
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """Tapped target features to the head's width."""
+        if self.config.norm_before_fc:
+            features_TF = self.input_norm(features_TF)
+        if self.config.fc_norm:
+            taps = torch.split(features_TF, self.config.target_hidden_size, dim=-1)
+            normed = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
+            features_TF = torch.cat(normed, dim=-1)
+        fused: Tensor = self.fc(features_TF)
+        return fused
+
+    def forward(
+        self, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend
+    ) -> HeadOutput:
+        """One draft step for T tokens: their embeddings, and the hidden state before each."""
+        out_TD = self.midlayer(embeds_TD, hidden_TD, positions_T, attend)
+        normed_TD = self.norm(out_TD)
+        return HeadOutput(normed_TD if self.config.norm_output else out_TD, normed_TD)
+
+    def logits(self, normed_TD: Tensor) -> Tensor:
+        """Scores over the draft vocabulary."""
+        out: Tensor = self.lm_head(normed_TD)
+        return out
+
+
+def _rope(config: HeadConfig) -> tuple[Tensor, float]:
+    """Rotation frequencies and the scale some rope types put on cosine and sine."""
+    scaling = config.rope_scaling or {}
+    rope_type = scaling.get("rope_type", "default")
+    if rope_type == "default":
+        return default_frequencies(config.head_dim, config.rope_theta), 1.0
+    llama = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={**scaling, "rope_theta": config.rope_theta},
+    )
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](llama, torch.device("cpu"))
+    return frequencies, float(scale)

@@ -1,0 +1,38 @@
+"""Where a target runs and in which precision: names a user types, checked against the machine."""
+
+import torch
+
+from fledge.contracts.errors import ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = ("auto", *_DTYPES)
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """`auto` is the first CUDA device, or the CPU where there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} was asked for, but torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} CUDA devices; use --device cpu or install a CUDA build."
+        )
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on the CPU and bfloat16 on CUDA."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"unknown dtype {name!r}; use one of {', '.join(DTYPE_NAMES)}.")
+    dtype = _DTYPES[name]
+    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(f"{device} has no bfloat16; use --dtype float16 or float32.")
+    return dtype

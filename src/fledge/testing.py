@@ -1,0 +1,269 @@
+"""Tiny targets, heads and drafters made in the process: for our tests, and for yours.
+
+Random networks with ordinary initialisation give nearly equal logits everywhere, and two correct
+computations may then disagree on the argmax. The targets here are drawn wide, so that they do not.
+"""
+
+import copy
+import random
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from fledge.engine.drafter import root_tokens
+from fledge.engine.sequence import Sequence
+from fledge.models.attention import ATTENTION_NAME
+from fledge.models.head import Eagle3Head
+from fledge.models.head_config import HeadConfig
+from fledge.models.target import Target
+from fledge.models.target_loading import check_supported
+from fledge.ops.tree import TreeBatch
+
+EOS_TOKEN_ID = 2
+_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 0,
+}
+_WINDOW = {"sliding_window": 8}
+_HYBRID = {
+    **_WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+# Gemma scales its embeddings up; tied and random, they would make every token repeat itself.
+_GEMMA = {"query_pre_attn_scalar": 8, "tie_word_embeddings": False}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3"},
+    "mistral-sliding": {"model_type": "mistral", **_WINDOW},
+    "gemma2-hybrid": {"model_type": "gemma2", **_GEMMA, **_HYBRID},
+    "gemma3-hybrid": {"model_type": "gemma3_text", **_GEMMA, **_HYBRID},
+    "olmo2": {"model_type": "olmo2"},
+    "olmo3-hybrid": {"model_type": "olmo3", **_HYBRID},
+    "gpt-oss-hybrid-moe": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        **_HYBRID,
+    },
+    "qwen3-moe": {"model_type": "qwen3_moe", **_MOE},
+    "deepseek-v3-moe": {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "head_dim": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+    },
+}
+"""Overrides of a common tiny config; windows are far shorter than the prompts of the tests."""
+
+
+def tiny_model(
+    architecture: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> Any:
+    """A random transformers model of the given architecture, on its own attention."""
+    options = {**_SIZES, **ARCHITECTURES[architecture], **overrides}
+    model_type = options.pop("model_type")
+    config = AutoConfig.for_model(model_type, **options)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _draw_wide(name, parameter, generator)
+    return model.to(dtype).eval()
+
+
+def _draw_wide(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+    """Matrices that keep the size of what they are given, norms that differ, small biases."""
+    noise = torch.randn(parameter.shape, generator=generator)
+    if parameter.dim() < 2:
+        parameter.copy_(noise * 0.1 + (1.0 if "norm" in name else 0.0))
+    elif "embed" in name or "lm_head" in name:
+        parameter.copy_(noise)
+    else:
+        parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
+
+
+def target_of(model: Any, tokenizer: Any = None) -> Target:
+    """Put a transformers model behind the engine's attention, sharing its weights."""
+    check_supported(model.config)
+    twin = AutoModelForCausalLM.from_config(
+        copy.deepcopy(model.config), dtype=model.dtype, attn_implementation=ATTENTION_NAME
+    )
+    twin.load_state_dict(model.state_dict(), strict=True, assign=True)
+    twin.tie_weights()
+    twin.generation_config = model.generation_config
+    return Target(twin.eval(), tokenizer, None)
+
+
+def tiny_head(
+    target: Target, *, seed: int = 0, draft_vocab_size: int = 64, **flags: Any
+) -> Eagle3Head:
+    """A random head that fits the target; its guesses are as good as chance."""
+    config = HeadConfig(
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        **flags,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = torch.randperm(target.vocab_size, generator=generator)[:draft_vocab_size]
+    head = Eagle3Head(config, vocabulary.sort().values)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            _draw_wide(name, parameter, generator)
+    return head.eval()
+
+
+class ScriptedDrafter:
+    """Drafts from a known answer: right with a given probability at each depth, wrong elsewhere.
+
+    The right token, when it is drafted, sits among wrong siblings at a random place. Wrong tokens
+    go on being extended, so that deep wrong branches are verified too.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        answers: dict[tuple[int, ...], Many[int]],
+        *,
+        vocab_size: int,
+        accuracy: float,
+        depth: int = 4,
+        width: int = 3,
+        budget: int = 16,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        """`answers` maps a prompt's token ids to what the target will say."""
+        self._answers = answers
+        self._vocab_size = vocab_size
+        self._accuracy, self._depth, self._width, self._budget = accuracy, depth, width, budget
+        self._random = random.Random(seed)
+        self._device = device or torch.device("cpu")
+        self.num_scratch = budget
+
+    def grow_cache(self, num_slots: int) -> None:
+        del num_slots
+
+    def draft(self, sequences: Many[Sequence]) -> TreeBatch:
+        trees = [self._grow(seq) for seq in sequences]
+        max_size = max(len(tokens) for tokens, _ in trees)
+
+        def padded(rows: list[list[int]]) -> Tensor:
+            filled = [row + [0] * (max_size - len(row)) for row in rows]
+            return torch.tensor(filled, device=self._device)
+
+        tokens_BN = padded([tokens for tokens, _ in trees])
+        tokens_BN[:, 0] = root_tokens(sequences, self._device)
+        return TreeBatch(
+            tokens_BN=tokens_BN,
+            parents_BN=padded([parents for _, parents in trees]),
+            sizes=tuple(len(tokens) for tokens, _ in trees),
+        )
+
+    def _grow(self, seq: Sequence) -> tuple[list[int], list[int]]:
+        answer = self._answers[seq.request.prompt_token_ids][len(seq.output_ids) :]
+        tokens, parents = [seq.newest_token_id], [0]
+        on_path = 0
+        level = [0]
+        for depth in range(min(self._depth, self._budget)):
+            right = answer[depth] if depth < len(answer) else None
+            next_level, next_on_path = [], -1
+            for node in level:
+                is_right = (
+                    node == on_path and right is not None and self._random.random() < self._accuracy
+                )
+                for token in self._children(right, is_right):
+                    if len(tokens) > self._budget:
+                        return tokens, parents
+                    if is_right and token == right:
+                        next_on_path = len(tokens)
+                    next_level.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(node)
+            level, on_path = next_level[: self._width], next_on_path
+            if on_path >= 0 and on_path not in level:
+                level[-1] = on_path
+        return tokens, parents
+
+    def _children(self, right: int | None, is_right: bool) -> list[int]:
+        wrong = [token for token in range(self._vocab_size) if token != right]
+        children = self._random.sample(wrong, self._width)
+        if is_right and right is not None:
+            children[self._random.randrange(self._width)] = right
+        return children
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tiny_tokenizer(*, has_chat_template: bool = True) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 300 tokens: any text goes in and comes out again."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    specials = ["<pad>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>"]
+    vocabulary = {token: i for i, token in enumerate([*specials, *alphabet])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=specials[3:],
+    )
+    if has_chat_template:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_tiny_target(
+    directory: Path, architecture: str = "llama", *, has_chat_template: bool = True, **options: Any
+) -> Path:
+    """Write a tiny random target that transformers, and every verb of fledge, can load."""
+    tokenizer = tiny_tokenizer(has_chat_template=has_chat_template)
+    model = tiny_model(architecture, vocab_size=len(tokenizer), **options)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
