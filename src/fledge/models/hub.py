@@ -1,0 +1,147 @@
+"""Files of a Hugging Face model id, from huggingface_hub's local cache or from the network.
+
+huggingface_hub keeps its own cache, safe between processes and after interruptions; it is used as
+it is, so a model fetched by another program is not fetched again.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.utils._paths import filter_repo_objects
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+
+from fledge.contracts.errors import ArtifactError, FetchError, FledgeError
+from fledge.contracts.progress import Progress
+from fledge.models.hf_directory import check_directory
+from fledge.store.capacity import FULL_ERRNOS, require_disk, translated_disk_errors
+
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_UNWANTED = ["*/*", "consolidated*"]  # other formats of the same weights
+
+_TIMEOUT_S = 10.0
+_POLL_S = 0.2
+_REMEDY = "Check the spelling and the network, or give a local directory or a GGUF file."
+
+
+def fetch_from_hub(name: str, progress: Progress) -> Path:
+    """The directory of a model id with config, safetensors weights and tokenizer."""
+    cached = _find_cached(name)
+    if cached is not None:
+        return cached
+    cache = Path(constants.HF_HUB_CACHE)
+    try:
+        with translated_disk_errors(cache), _silent_bars():
+            directory = _download(name, cache, progress)
+    except FledgeError:
+        raise
+    except Exception as error:
+        # Which network errors come through depends on the version of huggingface_hub.
+        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+            raise
+        raise _explain(name, error) from error
+    check_directory(directory)
+    return directory
+
+
+def _find_cached(name: str) -> Path | None:
+    try:
+        directory = Path(snapshot_download(name, local_files_only=True))
+        check_directory(directory)
+    except (LocalEntryNotFoundError, ArtifactError):
+        return None  # not there, or only some of its files
+    return directory
+
+
+def _download(name: str, cache: Path, progress: Progress) -> Path:
+    info = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    names = set(filter_repo_objects(sizes, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    if not any(file.endswith(".safetensors") for file in names):
+        raise FetchError(
+            f"{name} on the Hugging Face hub has no safetensors weights at its top level. Choose a "
+            "repository that has, or give a local directory or a GGUF file."
+        )
+    total = sum(sizes[file] for file in names)
+    blobs = cache / f"models--{name.replace('/', '--')}" / "blobs"
+    require_disk(cache, total - _folder_bytes(blobs), name)
+    with _shown_growth(f"downloading {name}", total, blobs, progress):
+        return Path(
+            snapshot_download(
+                name,
+                revision=info.sha,
+                allow_patterns=_WANTED,
+                ignore_patterns=_UNWANTED,
+                etag_timeout=_TIMEOUT_S,
+            )
+        )
+
+
+def _explain(name: str, error: Exception) -> FetchError:
+    if isinstance(error, GatedRepoError):
+        return FetchError(
+            f"{name} is gated on the Hugging Face hub: accept its terms on its page and log in "
+            "with `hf auth login`, or give a local directory or a GGUF file."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return FetchError(
+            f"there is no model {name!r} on the Hugging Face hub (or it is private), and no such "
+            f"local directory. {_REMEDY}"
+        )
+    cause = error.__cause__ or error
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    return FetchError(
+        f"{name!r} is not a local directory, and could not be fetched from the Hugging Face hub: "
+        f"{type(cause).__name__}: {reason}. {_REMEDY}"
+    )
+
+
+@contextmanager
+def _silent_bars() -> Iterator[None]:
+    was_silent = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not was_silent:
+            enable_progress_bars()
+
+
+@contextmanager
+def _shown_growth(label: str, total: int, folder: Path, progress: Progress) -> Iterator[None]:
+    """Report how a folder grows while the block runs."""
+    done = threading.Event()
+    with progress.task(label, total) as task:
+
+        def watch() -> None:
+            seen = 0
+            while not done.wait(_POLL_S):
+                size = _folder_bytes(folder)
+                if size > seen:
+                    task.advance(size - seen)
+                    seen = size
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue  # renamed since it was listed
+    return total
