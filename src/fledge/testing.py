@@ -155,7 +155,7 @@ class ScriptedDrafter:
     """Drafts from a known answer: right with a given probability at each depth, wrong elsewhere.
 
     The right token, when it is drafted, sits among wrong siblings at a random place. Wrong tokens
-    go on being extended, so that deep wrong branches are verified too.
+    are extended too, so that deep wrong branches are verified as well.
     """
 
     taps: tuple[int, ...] = ()
@@ -200,36 +200,51 @@ class ScriptedDrafter:
         )
 
     def _grow(self, seq: Sequence) -> tuple[list[int], list[int]]:
+        """Tokens and parents: the right path as far as it goes, wrong nodes strewn around it."""
         answer = self._answers[seq.request.prompt_token_ids][len(seq.output_ids) :]
-        tokens, parents = [seq.newest_token_id], [0]
-        on_path = 0
-        level = [0]
-        for depth in range(min(self._depth, self._budget)):
-            right = answer[depth] if depth < len(answer) else None
-            next_level, next_on_path = [], -1
-            for node in level:
-                is_right = (
-                    node == on_path and right is not None and self._random.random() < self._accuracy
-                )
-                for token in self._children(right, is_right):
-                    if len(tokens) > self._budget:
-                        return tokens, parents
-                    if is_right and token == right:
-                        next_on_path = len(tokens)
-                    next_level.append(len(tokens))
-                    tokens.append(token)
-                    parents.append(node)
-            level, on_path = next_level[: self._width], next_on_path
-            if on_path >= 0 and on_path not in level:
-                level[-1] = on_path
+        path = self._right_path(answer)
+        tokens, parents, depths = [seq.newest_token_id], [0], [0]
+        taken: list[set[int]] = [set(answer[:1])]
+        """Tokens a node may not get as a wrong child: those it has, and the right one."""
+        num_children = [0]
+        tip = 0
+        while len(tokens) <= self._budget:
+            num_left = self._budget + 1 - len(tokens)
+            open_nodes = [
+                node
+                for node, depth in enumerate(depths)
+                if depth < self._depth
+                and num_children[node] + (node == tip and bool(path)) < self._width
+            ]
+            is_right = bool(path) and (
+                not open_nodes or len(path) >= num_left or self._random.random() < 0.5
+            )
+            if not is_right and not open_nodes:
+                break
+            parent = tip if is_right else self._random.choice(open_nodes)
+            token = path.pop(0) if is_right else self._wrong_token(taken[parent])
+            taken[parent].add(token)
+            num_children[parent] += 1
+            depth = depths[parent] + 1
+            if is_right:
+                tip = len(tokens)
+            taken.append(set(answer[depth : depth + 1]) if is_right else set())
+            num_children.append(0)
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(depth)
         return tokens, parents
 
-    def _children(self, right: int | None, is_right: bool) -> list[int]:
-        wrong = [token for token in range(self._vocab_size) if token != right]
-        children = self._random.sample(wrong, self._width)
-        if is_right and right is not None:
-            children[self._random.randrange(self._width)] = right
-        return children
+    def _right_path(self, answer: Many[int]) -> list[int]:
+        path: list[int] = []
+        for token in answer[: min(self._depth, self._budget)]:
+            if self._random.random() >= self._accuracy:
+                break
+            path.append(token)
+        return path
+
+    def _wrong_token(self, forbidden: set[int]) -> int:
+        return self._random.choice([t for t in range(self._vocab_size) if t not in forbidden])
 
 
 CHAT_TEMPLATE = (
