@@ -1,0 +1,43 @@
+# Every target sets up .venv by itself, once; `make help` lists them.
+# Another Python: make PYTHON=/path/to/python3.12 test
+
+BIN := .venv/bin
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fix slow gpu clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv, or bring it up to date
+	@tools/setup_env.sh
+
+demo: setup ## load the default target and watch it answer
+	@$(BIN)/fledge demo
+
+test: check ## check, then the default tests
+	@$(BIN)/python -m pytest
+
+check: setup ## lint, format, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+fix: setup ## let ruff repair and format what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+slow: setup ## tests with big downloads, soaks and fault injection
+	@$(BIN)/python -m pytest -m slow
+
+gpu: setup ## tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
+
+clean: ## remove caches and build leftovers
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	@rm -rf .venv src/*.egg-info

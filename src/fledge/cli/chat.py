@@ -1,0 +1,181 @@
+"""`fledge chat`: a conversation with the target."""
+
+import contextlib
+import sys
+from typing import Annotated
+
+import typer
+
+from fledge.cli import options
+from fledge.cli.conversation import Conversation
+from fledge.cli.loading import Choice, Loaded, load
+from fledge.cli.render import count, figures, say
+from fledge.contracts.errors import FledgeError, RequestError
+from fledge.contracts.outputs import Completion
+from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.settings import EngineSettings, TreeSettings
+
+_PROMPT = "> "
+_MAX_TOKENS = 1024
+_HELP = """\
+/help    this list
+/reset   start a new conversation
+/retry   send the last unanswered message again
+/quit    leave (so does Ctrl-D)
+Ctrl-C   stop the answer and go on with the conversation"""
+
+SystemOption = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="What the target is told before the first turn."),
+]
+
+
+def chat(
+    target: options.TargetOption = options.DEFAULT_TARGET,
+    head: options.HeadOption = options.NO_HEAD,
+    dtype: options.DtypeOption = "auto",
+    device: options.DeviceOption = "auto",
+    system: SystemOption = None,
+    max_tokens: options.MaxTokensOption = _MAX_TOKENS,
+    temperature: options.TemperatureOption = options.SAMPLING.temperature,
+    top_k: options.TopKOption = options.SAMPLING.top_k,
+    top_p: options.TopPOption = options.SAMPLING.top_p,
+    min_p: options.MinPOption = options.SAMPLING.min_p,
+    seed: options.SeedOption = options.SAMPLING.seed,
+    stop: options.StopOption = None,
+    depth: options.DepthOption = options.TREE.depth,
+    width: options.WidthOption = options.TREE.width,
+    budget: options.BudgetOption = options.TREE.budget,
+    accept: options.AcceptOption = options.ENGINE.accept,
+) -> None:
+    """Talk with the target, turn by turn.
+
+    Answers stream to stdout, figures go to stderr. Type /help for the commands. Lines may also
+    come from a pipe, one message each.
+
+    Example: [cyan]fledge chat --system "Answer in one sentence." --temperature 0.7[/cyan]
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    tree = TreeSettings(depth=depth, width=width, budget=budget)
+    loaded = load(
+        Choice(
+            target=target,
+            head=options.head_directory(head),
+            dtype=dtype,
+            device=device,
+            settings=EngineSettings(tree=tree, accept=accept),
+        )
+    )
+    tokenizer = loaded.engine.target.tokenizer
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise RequestError(
+            f"{target} has no chat template, so it cannot hold a conversation; "
+            'try `fledge generate --raw --prompt "..."`.'
+        )
+    exit_code = _Session(loaded, Conversation(loaded.engine, params, system)).run()
+    if exit_code:
+        raise typer.Exit(exit_code)
+
+
+class _Session:
+    """Reads lines until there are no more."""
+
+    def __init__(self, loaded: Loaded, conversation: Conversation) -> None:
+        self._loaded, self._conversation = loaded, conversation
+        self._is_interactive = sys.stdin.isatty()
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """The exit code: 0, or that of the last message a pipe sent that was not answered."""
+        if self._is_interactive:
+            say("Type a message; /help lists the commands, Ctrl-D ends.")
+        while (line := self._read_line()) is not None and self._obey(line.strip()):
+            pass
+        return 0 if self._is_interactive else self._exit_code
+
+    def _read_line(self) -> str | None:
+        """The next line, None at the end."""
+        while True:
+            try:
+                return _read_terminal() if self._is_interactive else sys.stdin.readline() or None
+            except EOFError:
+                say("")
+                return None
+            except KeyboardInterrupt:
+                if not self._is_interactive:
+                    raise
+                say("\n(Ctrl-D or /quit to leave)")
+
+    def _obey(self, line: str) -> bool:
+        """Do what a line asks for; False when it asks to leave."""
+        if line == "/quit":
+            return False
+        if line == "/help":
+            say(_HELP)
+        elif line == "/reset":
+            self._conversation.reset()
+            say("new conversation")
+        elif line == "/retry":
+            self._retry()
+        elif line.startswith("/"):
+            self._refuse(RequestError(f"unknown command {line.split()[0]!r}; /help lists them."))
+        elif line:
+            self._ask(line)
+        return True
+
+    def _retry(self) -> None:
+        message = self._conversation.unanswered
+        if message is None:
+            self._refuse(RequestError("every message has been answered; there is none to retry."))
+        else:
+            self._ask(message)
+
+    def _ask(self, message: str) -> None:
+        try:
+            turn = self._conversation.ask(message)
+        except RequestError as error:
+            self._refuse(error)
+            say(
+                f"The conversation is as before ({count(self._conversation.num_turns, 'turn')}) "
+                "and your message is kept: /reset starts a new conversation, /retry sends the "
+                "message again."
+            )
+            return
+        if turn.completion is not None:
+            say(self._describe(turn.completion))
+        elif not self._is_interactive:
+            raise KeyboardInterrupt
+        elif turn.text:
+            say("stopped; the conversation goes on with what was said so far")
+        else:
+            say("stopped before the answer began; /retry asks again")
+
+    def _describe(self, completion: Completion) -> str:
+        num_used = len(completion.prompt_token_ids) + len(completion.token_ids)
+        context = f"context {num_used:,} of {self._loaded.engine.target.context_len:,}"
+        return f"{figures(completion)} · {context}"
+
+    def _refuse(self, error: FledgeError) -> None:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        self._exit_code = error.exit_code
+
+
+def _read_terminal() -> str:
+    """A line with editing and history where the system offers them."""
+    if not sys.stdout.isatty():
+        print(_PROMPT, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (importing it is what gives `input` its editing keys)
+    return input(_PROMPT)

@@ -1,0 +1,115 @@
+"""`fledge generate`: answers to one or several prompts."""
+
+from typing import Annotated, Any
+
+import typer
+
+from fledge.cli import options
+from fledge.cli.answering import as_prompts, show_answer
+from fledge.cli.loading import Choice, Loaded, load
+from fledge.cli.prompts import read_prompts
+from fledge.cli.render import figures, print_json, say, shorten, write_text
+from fledge.contracts.outputs import Completion
+from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.settings import EngineSettings, TreeSettings
+
+PromptOption = Annotated[
+    list[str],
+    typer.Option(
+        "--prompt",
+        metavar="TEXT|-",
+        help="What to answer; - reads stdin. Several prompts are answered together.",
+    ),
+]
+
+
+def generate(
+    prompt: PromptOption,
+    target: options.TargetOption = options.DEFAULT_TARGET,
+    head: options.HeadOption = options.NO_HEAD,
+    dtype: options.DtypeOption = "auto",
+    device: options.DeviceOption = "auto",
+    max_tokens: options.MaxTokensOption = options.SAMPLING.max_tokens,
+    temperature: options.TemperatureOption = options.SAMPLING.temperature,
+    top_k: options.TopKOption = options.SAMPLING.top_k,
+    top_p: options.TopPOption = options.SAMPLING.top_p,
+    min_p: options.MinPOption = options.SAMPLING.min_p,
+    seed: options.SeedOption = options.SAMPLING.seed,
+    stop: options.StopOption = None,
+    raw: options.RawOption = False,
+    depth: options.DepthOption = options.TREE.depth,
+    width: options.WidthOption = options.TREE.width,
+    budget: options.BudgetOption = options.TREE.budget,
+    accept: options.AcceptOption = options.ENGINE.accept,
+    json: options.JsonOption = False,
+) -> None:
+    """Answer a prompt.
+
+    The text goes to stdout while it is made, the figures to stderr.
+
+    Example: [cyan]fledge generate --prompt "Name three rivers." --max-tokens 60[/cyan]
+
+    One JSON document comes with --json: text, token_ids, prompt_token_ids, num_tokens,
+    tokens_per_s, accept_length, cycles, finish_reason, target, target_dir, head. With several
+    prompts it is {"completions": [...], target, target_dir, head}, one entry for each prompt.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    tree = TreeSettings(depth=depth, width=width, budget=budget)
+    texts = read_prompts(prompt, raw=raw)
+    loaded = load(
+        Choice(
+            target=target,
+            head=options.head_directory(head),
+            dtype=dtype,
+            device=device,
+            settings=EngineSettings(tree=tree, accept=accept),
+        )
+    )
+    if json:
+        prompts = as_prompts(loaded.engine, texts, raw=raw)
+        print_json(_document(loaded, loaded.engine.generate(prompts, params)))
+    else:
+        _show(loaded, texts, params, raw=raw)
+
+
+def _document(loaded: Loaded, completions: list[Completion]) -> dict[str, Any]:
+    records = [as_record(completion) for completion in completions]
+    if len(records) == 1:
+        return records[0] | loaded.names
+    return {"completions": records} | loaded.names
+
+
+def as_record(completion: Completion) -> dict[str, Any]:
+    """A completion as JSON has it."""
+    stats = completion.stats
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "prompt_token_ids": list(completion.prompt_token_ids),
+        "num_tokens": stats.num_tokens,
+        "tokens_per_s": round(stats.tokens_per_s, 3),
+        "accept_length": stats.accept_length,
+        "cycles": stats.cycles,
+        "finish_reason": completion.finish_reason,
+    }
+
+
+def _show(loaded: Loaded, texts: list[str], params: SamplingParams, *, raw: bool) -> None:
+    prompts = as_prompts(loaded.engine, texts, raw=raw)
+    if len(prompts) == 1:
+        completion = show_answer(loaded.engine, prompts[0], params)
+        say(figures(completion))
+        return
+    completions = loaded.engine.generate(prompts, params)
+    for number, (text, completion) in enumerate(zip(texts, completions, strict=True), start=1):
+        say(f"[{number}] {shorten(text)}")
+        write_text(completion.text + "\n")
+        say(figures(completion))

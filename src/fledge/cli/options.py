@@ -1,0 +1,180 @@
+"""Options that several verbs share: one spelling, one sentence, one default each."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.settings import EngineSettings, TreeSettings
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+NO_HEAD = "none"
+
+_MODEL = "Target and head"
+_DRAFTING = "Drafting (with a head)"
+_SAMPLING = "Sampling"
+_OUTPUT = "Output"
+
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="The model: a built-in name, a local directory, a GGUF file or a Hugging Face id.",
+        rich_help_panel=_MODEL,
+    ),
+]
+HeadOption = Annotated[
+    str,
+    typer.Option(
+        "--head",
+        metavar="DIR|none",
+        help="Directory of the EAGLE-3 head that drafts; `none` decodes without one.",
+        rich_help_panel=_MODEL,
+    ),
+]
+DtypeOption = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(
+        "--dtype",
+        metavar="auto|float32|bfloat16|float16",
+        help="Precision of the weights; auto is float32 on a CPU and bfloat16 on a GPU.",
+        rich_help_panel=_MODEL,
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda[:N]",
+        help="Where to run; auto is the first GPU, or the CPU where there is none.",
+        rich_help_panel=_MODEL,
+    ),
+]
+DepthOption = Annotated[
+    int,
+    typer.Option(
+        "--depth",
+        metavar="N",
+        help="Drafted tokens on the longest path of the draft tree.",
+        rich_help_panel=_DRAFTING,
+    ),
+]
+WidthOption = Annotated[
+    int,
+    typer.Option(
+        "--width",
+        metavar="N",
+        help="Children kept per node of the draft tree; 1 makes it a chain.",
+        rich_help_panel=_DRAFTING,
+    ),
+]
+BudgetOption = Annotated[
+    int,
+    typer.Option(
+        "--budget",
+        metavar="N",
+        help="Drafted nodes that one target pass checks, at most.",
+        rich_help_panel=_DRAFTING,
+    ),
+]
+AcceptOption = Annotated[
+    Literal["gumbel", "rejection"],
+    typer.Option(
+        "--accept",
+        metavar="gumbel|rejection",
+        help="gumbel: a seed gives the same text with and without a head; "
+        "rejection: the rule other engines use, equal in distribution only.",
+        rich_help_panel=_DRAFTING,
+    ),
+]
+MaxTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--max-tokens",
+        metavar="N",
+        help="Longest answer, in tokens.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        metavar="T",
+        help="0 takes the most probable token each time; higher is more varied.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+TopKOption = Annotated[
+    int,
+    typer.Option(
+        "--top-k",
+        metavar="K",
+        help="Sample among the K most probable tokens; 0 means all.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+TopPOption = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        metavar="P",
+        help="Sample among the fewest tokens that hold this much probability.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+MinPOption = Annotated[
+    float,
+    typer.Option(
+        "--min-p",
+        metavar="P",
+        help="Drop tokens less probable than this fraction of the most probable one.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        metavar="S",
+        help="Same seed, same prompt: same text, with or without a head.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End the answer before this text; may be given several times.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+RawOption = Annotated[
+    bool,
+    typer.Option(
+        "--raw",
+        help="Continue the prompt as it stands, without the target's chat template.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print exactly one JSON document on stdout, and nothing else there.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+SAMPLING = SamplingParams()
+TREE = TreeSettings()
+ENGINE = EngineSettings()
+"""Where the options' defaults come from: what the engine does when nothing is asked for."""
+
+
+def head_directory(typed: str) -> Path | None:
+    """The directory after `--head`, None for `none`."""
+    return None if typed == NO_HEAD else Path(typed).expanduser().absolute()
