@@ -192,6 +192,9 @@ class Recorder:
         self.amounts[label] = 0
         yield _RecorderTask(self, label)
 
+    def advance(self, label: str, amount: int) -> None:
+        self.amounts[label] += amount
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 
@@ -202,7 +205,7 @@ class _RecorderTask:
         self._label = label
 
     def advance(self, amount: int) -> None:
-        self._recorder.amounts[self._label] += amount
+        self._recorder.advance(self._label, amount)
 
     def update_total(self, total: int) -> None:
         del total

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from fledge.contracts.errors import ArtifactError, FledgeError
 from fledge.contracts.progress import Progress
 from fledge.models.gguf_header import GgufHeader, read_gguf_header
+from fledge.models.gguf_tokenizer import build_tokenizer
 from fledge.models.hf_directory import save_model
 from fledge.models.quiet import quiet_transformers
 from fledge.store.capacity import FULL_ERRNOS, require_memory
@@ -65,7 +66,7 @@ def _convert(
         )
         _require_all_tensors(source, header, report["missing_keys"])
         task.advance(1)
-        _save_tokenizer(place, header, directory)
+        build_tokenizer(source).save_pretrained(directory)
         task.advance(1)
         # The class may have been given a quantization_config by now; the dense copy has none.
         clean = type(model.config)(**_plain_settings(model.config))
@@ -77,13 +78,6 @@ def _convert(
 def _plain_settings(config: transformers.PreTrainedConfig) -> dict[str, object]:
     dropped = {"quantization_config", "_name_or_path", "_model_name_or_path", "model_type"}
     return {name: value for name, value in config.to_dict().items() if name not in dropped}
-
-
-def _save_tokenizer(place: dict[str, object], header: GgufHeader, directory: Path) -> None:
-    # Rebuilt tokenizers leave out the beginning-of-text token unless asked for; models trained
-    # with it answer garbage without.
-    options = {"add_bos_token": True} if header.adds_bos else {}
-    AutoTokenizer.from_pretrained(**place, **options).save_pretrained(directory)
 
 
 def _require_all_tensors(source: Path, header: GgufHeader, missing: set[str]) -> None:

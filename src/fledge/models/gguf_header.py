@@ -1,11 +1,12 @@
 """Reads and checks the header of a GGUF file in well under a second.
 
 The `gguf` package's reader takes many seconds for a large vocabulary and fails in odd ways on a
-truncated file; this one skips the vocabulary and says what is wrong with the file.
+truncated file; this one reads only the arrays asked for and says what is wrong with the file.
 """
 
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -29,7 +30,7 @@ class GgufHeader:
     """What conversion needs to know about a GGUF file before reading its tensors."""
 
     metadata: dict[str, object]
-    """Scalars and texts by key; an array is only its length."""
+    """Scalars and texts by key; an array is only its length, unless it was asked for."""
 
     tensor_names: frozenset[str]
     num_values: int
@@ -61,20 +62,9 @@ class GgufHeader:
         found = (self.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in roles)
         return tuple(dict.fromkeys(number for number in found if isinstance(number, int)))
 
-    @property
-    def adds_bos(self) -> bool:
-        """Whether a prompt must begin with the beginning-of-text token."""
-        stated = self.metadata.get("tokenizer.ggml.add_bos_token")
-        # Files that do not say follow the habit of their kind of vocabulary.
-        return bool(stated) if stated is not None else self.vocabulary_kind == "llama"
 
-    @property
-    def vocabulary_kind(self) -> str:
-        return str(self.metadata.get("tokenizer.ggml.model"))
-
-
-def read_gguf_header(path: Path) -> GgufHeader:
-    """The header of a GGUF file; refuses a foreign, truncated or split one."""
+def read_gguf_header(path: Path, arrays: Collection[str] = ()) -> GgufHeader:
+    """The header of a GGUF file with the named arrays; refuses a foreign, cut or split file."""
     size = path.stat().st_size
     if size < len(_MAGIC) + 20:
         raise ArtifactError(
@@ -86,12 +76,12 @@ def read_gguf_header(path: Path) -> GgufHeader:
                 f"{path} is not a GGUF file: it begins with {data[: len(_MAGIC)]!r} instead of "
                 f"{_MAGIC!r}. Give a GGUF file or a directory in Hugging Face format."
             )
-        header = _parse(path, data)
+        header = _parse(path, data, arrays)
     _check(path, header, size)
     return header
 
 
-def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
+def _parse(path: Path, data: mmap.mmap, arrays: Collection[str]) -> GgufHeader:
     cursor = _Cursor(data, len(_MAGIC))
     version = cursor.scalar("<I")
     if version not in _VERSIONS:
@@ -100,7 +90,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
             "a current llama.cpp, or give the model's Hugging Face directory."
         )
     try:
-        return _parse_body(cursor)
+        return _parse_body(cursor, arrays)
     except (struct.error, UnicodeDecodeError) as error:
         raise ArtifactError(
             f"{path} ends or is damaged inside its header: it has {len(data)} bytes, and byte "
@@ -113,12 +103,12 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
         ) from error
 
 
-def _parse_body(cursor: "_Cursor") -> GgufHeader:
+def _parse_body(cursor: "_Cursor", arrays: Collection[str]) -> GgufHeader:
     num_tensors, num_keys = cursor.scalar("<Q"), cursor.scalar("<Q")
     metadata: dict[str, object] = {}
     for _ in range(num_keys):
         key = cursor.text()
-        metadata[key] = cursor.value(cursor.scalar("<I"))
+        metadata[key] = cursor.value(cursor.scalar("<I"), key in arrays)
     names, num_values, data_len = [], 0, 0
     for _ in range(num_tensors):
         names.append(cursor.text())
@@ -177,15 +167,18 @@ class _Cursor:
         self._skip(length)
         return self._data[self.position - length : self.position].decode()
 
-    def value(self, kind: int) -> object:
+    def value(self, kind: int, keep_array: bool = False) -> object:
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
-            return self._skip_array()
+            kind, length = self.scalar("<I"), self.scalar("<Q")
+            return self._array(kind, length) if keep_array else self._skip_array(kind, length)
         return self.scalar(_SCALARS[kind])
 
-    def _skip_array(self) -> int:
-        kind, length = self.scalar("<I"), self.scalar("<Q")
+    def _array(self, kind: int, length: int) -> list[object]:
+        return [self.value(kind) for _ in range(length)]
+
+    def _skip_array(self, kind: int, length: int) -> int:
         if kind in _SCALARS:
             self._skip(struct.calcsize(_SCALARS[kind]) * length)
         elif kind == _STRING:

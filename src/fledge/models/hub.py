@@ -76,7 +76,6 @@ def _download(name: str, cache: Path, progress: Progress) -> Path:
         return Path(
             snapshot_download(
                 name,
-                revision=info.sha,
                 allow_patterns=_WANTED,
                 ignore_patterns=_UNWANTED,
                 etag_timeout=_TIMEOUT_S,

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress
 from fledge.models.hf_directory import save_model
 from fledge.models.quiet import quiet_transformers
+from fledge.models.tokenizer_files import build_sentencepiece, find_merges, wrap_backend
 
 _HEADER = struct.Struct("<7i")
 _NUM_STEPS = 2
@@ -150,17 +151,12 @@ def _unpair(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(weight.shape).contiguous()
 
 
-def _tokenizer(source: Path, data: bytes, vocab_size: int) -> LlamaTokenizer:
+def _tokenizer(source: Path, data: bytes, vocab_size: int) -> PreTrainedTokenizerFast:
     pieces, scores = _read_pieces(source, data, vocab_size)
-    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
-    return LlamaTokenizer(
-        vocab=vocabulary,
-        merges=_merges(pieces, scores, vocabulary),
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        add_bos_token=True,
-    )
+    plain = range(_FIRST_BYTE_ID + 256, vocab_size)
+    backend = build_sentencepiece(pieces, find_merges(pieces, scores, plain))
+    roles = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return wrap_backend(backend, roles, adds_bos=True)
 
 
 def _read_pieces(source: Path, data: bytes, vocab_size: int) -> tuple[list[str], list[float]]:
@@ -192,18 +188,3 @@ def _spell(token_id: int, piece: bytes) -> str:
     if token_id < _FIRST_BYTE_ID + 256:
         return f"<0x{token_id - _FIRST_BYTE_ID:02X}>"
     return piece.decode().replace(" ", _SPACE)
-
-
-def _merges(
-    pieces: list[str], scores: list[float], vocabulary: dict[str, int]
-) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best score first, as llama2.c merges."""
-    first = _FIRST_BYTE_ID + 256
-    ranked = sorted(range(first, len(pieces)), key=lambda token_id: -scores[token_id])
-    return [
-        (left, right)
-        for token_id in ranked
-        for cut in range(1, len(pieces[token_id]))
-        if (left := pieces[token_id][:cut]) in vocabulary
-        and (right := pieces[token_id][cut:]) in vocabulary
-    ]
