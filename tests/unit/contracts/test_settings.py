@@ -1,0 +1,155 @@
+"""Every setting is checked when it is made, and the message names the value that was given.
+
+Catches a check that lets a bad value through (a negative temperature would flip the ranking of the
+tokens, a seed of 2**63 would not fit the noise's integers), one that refuses a good one, and a
+message that does not say what was wrong.
+"""
+
+import dataclasses
+import math
+
+import pytest
+
+from fledge.contracts.errors import (
+    ArtifactError,
+    CapacityError,
+    ConfigError,
+    FetchError,
+    FledgeError,
+    MismatchError,
+    RequestError,
+)
+from fledge.contracts.outputs import Stats
+from fledge.contracts.progress import SilentProgress
+from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.settings import EngineSettings, TreeSettings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("max_tokens", 0, "at least 1"),
+        ("max_tokens", -5, "at least 1"),
+        ("temperature", -0.1, "0 (greedy) or a positive number"),
+        ("temperature", math.inf, "0 (greedy) or a positive number"),
+        ("temperature", math.nan, "0 (greedy) or a positive number"),
+        ("top_k", -1, "0 (all tokens) or positive"),
+        ("top_p", 0.0, "above 0 and at most 1"),
+        ("top_p", 1.01, "above 0 and at most 1"),
+        ("top_p", math.nan, "above 0 and at most 1"),
+        ("min_p", -0.01, "between 0 and 1"),
+        ("min_p", 1.5, "between 0 and 1"),
+        ("min_p", math.nan, "between 0 and 1"),
+        ("seed", -1, "between 0 and 2**63 - 1"),
+        ("seed", 2**63, "between 0 and 2**63 - 1"),
+    ],
+)
+def test_sampling_parameters_out_of_range(name: str, value: float, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**{name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name} is {value};")
+    assert hint in message
+
+
+def test_an_empty_stop_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a stop text is empty"):
+        SamplingParams(stop=("end", ""))
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"max_tokens": 1},
+        {"temperature": 1e-3},
+        {"top_k": 10**6},
+        {"top_p": 1e-9},
+        {"top_p": 1.0},
+        {"min_p": 1.0},
+        {"seed": 2**63 - 1},
+    ],
+)
+def test_sampling_parameters_at_the_edge_are_taken(good: dict[str, float]) -> None:
+    SamplingParams(**good)
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams().is_greedy
+    assert SamplingParams(temperature=0).is_greedy
+    assert not SamplingParams(temperature=0.01).is_greedy
+
+
+@pytest.mark.parametrize(("name", "high"), [("depth", 64), ("width", 64), ("budget", 1024)])
+def test_tree_settings_have_bounds(name: str, high: int) -> None:
+    for good in (1, high):
+        TreeSettings(**{name: good})
+    for bad in (0, -1, high + 1):
+        with pytest.raises(ConfigError) as caught:
+            TreeSettings(**{name: bad})
+        assert str(caught.value) == f"tree {name} is {bad}; it must be between 1 and {high}."
+
+
+@pytest.mark.parametrize("name", ["max_requests", "max_prefill_tokens", "block_size"])
+def test_engine_settings_have_lower_bounds(name: str) -> None:
+    EngineSettings(**{name: 1})
+    with pytest.raises(ConfigError, match=rf"{name} is 0; it must be at least 1\."):
+        EngineSettings(**{name: 0})
+
+
+def test_unknown_accept_rule_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineSettings(accept="coin")
+    assert "accept is 'coin'" in str(caught.value)
+    assert "gumbel" in str(caught.value)
+    assert "rejection" in str(caught.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    for settings in (SamplingParams(), TreeSettings(), EngineSettings()):
+        field = dataclasses.fields(settings)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, field, 1)
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "budget", "num_candidates", "num_nodes", "num_scratch"),
+    [
+        (1, 1, 1, 1, 1, 1),
+        (1, 10, 60, 10, 10, 10),
+        (7, 1, 60, 7, 7, 7),
+        (3, 4, 5, 4 + 2 * 16, 5, 8),
+        (8, 10, 60, 10 + 7 * 100, 60, 70),  # eagle3.md 1.9: 710 candidates at EAGLE's defaults
+        (2, 2, 1000, 6, 6, 6),
+    ],
+)
+def test_sizes_that_follow_from_a_tree(
+    depth: int, width: int, budget: int, num_candidates: int, num_nodes: int, num_scratch: int
+) -> None:
+    tree = TreeSettings(depth=depth, width=width, budget=budget)
+    assert tree.num_candidates == num_candidates
+    assert tree.num_nodes == num_nodes
+    assert tree.num_scratch == num_scratch
+
+
+def test_accept_length_leaves_out_the_token_of_the_prefill() -> None:
+    stats = Stats(num_tokens=10, cycles=3, prefill_s=1.0, decode_s=1.0)
+    assert stats.accept_length == 3.0
+    assert stats.tokens_per_s == 5.0
+    assert Stats(num_tokens=1, cycles=0, prefill_s=0.0, decode_s=0.0).accept_length is None
+    assert Stats(num_tokens=1, cycles=0, prefill_s=0.0, decode_s=0.0).tokens_per_s == 0.0
+
+
+def test_exit_codes() -> None:
+    usage = {ConfigError, RequestError}
+    for error in (ConfigError, RequestError, ArtifactError, CapacityError, FetchError):
+        assert issubclass(error, FledgeError)
+        assert error.exit_code == (2 if error in usage else 1)
+    assert MismatchError.exit_code == 1
+
+
+def test_silent_progress_does_nothing_and_does_not_fail() -> None:
+    progress = SilentProgress()
+    progress.note("hello")
+    with progress.task("reading", total=None) as task:
+        task.advance(3)
+        task.update_total(5)
