@@ -1,0 +1,47 @@
+"""What a measured file must say about itself: when, with what, on what, from which commit."""
+
+import importlib.metadata
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+_PACKAGES = ("fledge", "torch", "transformers", "triton", "safetensors", "tokenizers")
+
+
+def collect(*, device: str, commit: str | None = None) -> dict[str, object]:
+    """Provenance of a run that is happening now; `commit` where the tree is not a checkout."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit or _git_commit(),
+        "command": shlex.join(["python", *sys.argv]),
+        "device": device,
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout this code runs from; "-dirty" when files were changed since."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

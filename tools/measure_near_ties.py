@@ -1,0 +1,179 @@
+"""Counts where speculative greedy decoding differs from plain decoding, and by what margin.
+
+In bfloat16 a pass over a tree and a pass over one token round differently, so the argmax may change
+where the two best logits are nearly equal. For each prompt this finds the first token at which the
+two answers differ, and measures how far apart the two candidates are in the target's own logits.
+
+    python tools/measure_near_ties.py --target T --out benchmarks/FILE.json
+                                      [--prompts FILE.jsonl] [--num-prompts N] [--dtype bfloat16]
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.contracts.outputs import Completion
+from fledge.contracts.provenance import collect
+from fledge.models.head import Eagle3Head
+from fledge.models.head_config import HeadConfig
+from fledge.models.target import Target
+from fledge.ops.kv import KVPool
+from fledge.ops.packed import SequencePart, pack
+from fledge.testing import ScriptedDrafter
+
+PROMPTS = (
+    "Write a short story about a dragon who learns to bake bread.",
+    "Explain why the sky is blue to a child.",
+    "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Think step by step.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "List five things to check before a long bicycle tour.",
+    "Summarise the causes of the French Revolution in one paragraph.",
+    "Translate into German: The weather is nice and we are going to the lake.",
+    "What is the difference between a virus and a bacterium?",
+)
+
+
+def random_head(target: Target, seed: int = 0) -> Eagle3Head:
+    """A head of the usual proportions with small random weights: its drafts are noise."""
+    torch.manual_seed(seed)
+    heads = int(target.config.num_attention_heads)
+    config = HeadConfig(
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        intermediate_size=2 * target.hidden_size,
+        num_heads=heads,
+        num_kv_heads=int(target.config.num_key_value_heads),
+        head_dim=target.hidden_size // heads,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=min(8192, target.vocab_size),
+    )
+    return Eagle3Head(config).eval()
+
+
+def logits_after(target: Target, token_ids: list[int]) -> torch.Tensor:
+    """The target's logits for the token that follows, by one plain pass over the whole text."""
+    count = len(token_ids)
+    positions = torch.arange(count, device=target.device)
+    part = SequencePart(
+        token_ids_Q=torch.tensor(token_ids, device=target.device),
+        positions_Q=positions,
+        key_slots_K=positions,
+        key_positions_K=positions,
+    )
+    last = torch.tensor([count - 1], device=target.device)
+    output = target.forward(pack([part]), KVPool(count), logit_rows_R=last)
+    return output.logits_RV[0].float()
+
+
+def compare(target: Target, plain: Completion, other: Completion) -> dict[str, Any] | None:
+    """The first difference between two answers, or None when they are equal."""
+    pairs = zip(plain.token_ids, other.token_ids, strict=False)
+    for index, (expected, actual) in enumerate(pairs):
+        if expected == actual:
+            continue
+        context = [*plain.prompt_token_ids, *plain.token_ids[:index]]
+        logits = logits_after(target, context)
+        best = logits.topk(2).values.tolist()
+        return {
+            "position": index,
+            "plain_token": expected,
+            "other_token": actual,
+            "margin": abs(float(logits[expected] - logits[actual])),
+            "best_logits": best,
+            "bfloat16_spacing": 2.0 ** (torch.tensor(best[0]).abs().log2().floor().item() - 7),
+        }
+    return None
+
+
+def run(
+    engine: Engine, prompts: list[str], params: SamplingParams
+) -> tuple[list[Completion], float]:
+    start = time.perf_counter()
+    completions = [engine.generate([prompt], params)[0] for prompt in prompts]
+    return completions, time.perf_counter() - start
+
+
+def read_prompts(path: Path | None, count: int) -> list[str]:
+    if path is None:
+        return list(PROMPTS[:count])
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [row.get("prompt") or row["turns"][0] for row in rows]
+    return texts[:count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--num-prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--commit", help="where the tree is not a git checkout")
+    args = parser.parse_args()
+
+    plain_engine = Engine.load(args.target, dtype=args.dtype, device=args.device)
+    target = plain_engine.target
+    params = SamplingParams(max_tokens=args.max_tokens)
+    prompts = read_prompts(args.prompts, args.num_prompts)
+    plain, plain_s = run(plain_engine, prompts, params)
+    again, _ = run(plain_engine, prompts, params)
+    answers = {c.prompt_token_ids: c.token_ids for c in plain}
+    shape = {"depth": 6, "width": 4, "budget": 40}
+
+    def scripted(accuracy: float) -> ScriptedDrafter:
+        return ScriptedDrafter(
+            answers, vocab_size=target.vocab_size, accuracy=accuracy, device=target.device, **shape
+        )
+
+    settings = EngineSettings(tree=TreeSettings(**shape))
+    variants = {
+        "random head": Engine(target, random_head(target), settings),
+        "scripted drafts, accuracy 0.7": Engine(target, drafter=scripted(0.7)),
+        "scripted drafts, accuracy 1.0": Engine(target, drafter=scripted(1.0)),
+    }
+    results = {
+        "plain again": {
+            "differences": [d for d in map(compare, [target] * len(plain), plain, again) if d]
+        }
+    }
+    for name, engine in variants.items():
+        completions, seconds = run(engine, prompts, params)
+        found = [compare(target, *pair) for pair in zip(plain, completions, strict=True)]
+        cycles = sum(c.stats.cycles for c in completions)
+        results[name] = {
+            "num_tokens": sum(c.stats.num_tokens for c in completions),
+            "cycles": cycles,
+            "accept_length": (sum(c.stats.num_tokens - 1 for c in completions)) / cycles,
+            "seconds": seconds,
+            "num_equal": sum(d is None for d in found),
+            "differences": [d for d in found if d],
+        }
+        print(name, json.dumps({k: v for k, v in results[name].items() if k != "differences"}))
+    device = torch.cuda.get_device_name() if target.device.type == "cuda" else "cpu"
+    report = {
+        "provenance": collect(device=device, commit=args.commit),
+        "target": args.target,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "num_prompts": len(prompts),
+        "max_tokens": args.max_tokens,
+        "tree": shape,
+        "plain": {"num_tokens": sum(c.stats.num_tokens for c in plain), "seconds": plain_s},
+        "variants": results,
+    }
+    args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for name, result in results.items():
+        margins = [(d["margin"], d["bfloat16_spacing"]) for d in result["differences"]]
+        print(f"{name}: {len(margins)} of {len(prompts)} differ; (margin, spacing): {margins}")
+
+
+if __name__ == "__main__":
+    main()
