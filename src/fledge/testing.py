@@ -124,7 +124,7 @@ def target_of(model: Any, tokenizer: Any = None) -> Target:
     twin.load_state_dict(model.state_dict(), strict=True, assign=True)
     twin.tie_weights()
     twin.generation_config = model.generation_config
-    return Target(twin.eval(), tokenizer, None)
+    return Target(twin.to(model.device).eval(), tokenizer, None)
 
 
 def tiny_head(

@@ -64,15 +64,24 @@ class HeadAttention(nn.Module):
         self.k_proj = nn.Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
-        self.frequencies, self.rope_scale = _rope(config)
+        frequencies, self.rope_scale = _rope(config)
+        # Neither a parameter nor a buffer: casting the head to bfloat16 must not touch them.
+        self._frequencies = {frequencies.device: frequencies}
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """Rotation frequencies, copied to a device once."""
+        if device not in self._frequencies:
+            self._frequencies[device] = self._frequencies[torch.device("cpu")].to(device)
+        return self._frequencies[device]
 
     def forward(self, x_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         num_tokens = x_TE.shape[0]
+        frequencies = self.frequencies(positions_T.device)
         query = self.q_proj(x_TE).view(num_tokens, -1, self.head_dim)
         keys = self.k_proj(x_TE).view(num_tokens, -1, self.head_dim)
         values = self.v_proj(x_TE).view(num_tokens, -1, self.head_dim)
-        query = rotate(query, positions_T, self.frequencies, self.rope_scale)
-        keys = rotate(keys, positions_T, self.frequencies, self.rope_scale)
+        query = rotate(query, positions_T, frequencies, self.rope_scale)
+        keys = rotate(keys, positions_T, frequencies, self.rope_scale)
         out: Tensor = self.o_proj(attend(query, keys, values).reshape(num_tokens, -1))
         return out
 
