@@ -85,12 +85,15 @@ def write_tiny_gguf(
     architecture: str = "llama",
     add_bos: bool = False,
     leave_out: str = "",
+    states_vocab_size: bool = True,
     extra: dict[str, int] | None = None,
 ) -> LlamaForCausalLM:
     """Write the file; the model that comes back has exactly the weights in it."""
     model = tiny_model()
     writer = GGUFWriter(path, architecture)
     _write_settings(writer, add_bos)
+    if states_vocab_size:
+        writer.add_vocab_size(len(vocabulary()))
     for key, value in (extra or {}).items():
         writer.add_uint32(key, value)
     stored = model.state_dict()
@@ -125,7 +128,6 @@ def _write_settings(writer: GGUFWriter, add_bos: bool) -> None:
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(vocabulary()))
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -212,7 +214,7 @@ class _RecorderTask:
 
 
 _CHILD = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 from fledge.contracts.errors import FledgeError
 from fledge.models.resolve import resolve_target
@@ -222,7 +224,7 @@ class Pausing(Recorder):
     def task(self, label, *rest, **more):
         if pause and label.startswith(pause):
             print("paused", flush=True)
-            time.sleep(60)
+            sys.stdin.readline()
         return super().task(label, *rest, **more)
 recorder = Pausing()
 for size in json.loads(limit):
@@ -253,12 +255,13 @@ def alias_from_json(text: str) -> Alias:
 def start_child(
     cache: Path, alias: Alias, *, pause: str = "", limits: tuple[int, ...] = (0,)
 ) -> subprocess.Popen[str]:
-    """Resolve in another process: pause where a task's label begins so, or under size limits."""
+    """Resolve in another process, under size limits; a task whose label begins so waits for a line."""
     places = [str(Path(fledge.__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _CHILD, str(cache), alias_to_json(alias), pause]
     return subprocess.Popen(
         [*command, json.dumps(limits)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 from fledge.contracts.errors import ArtifactError, FledgeError
 from fledge.contracts.progress import Progress
 from fledge.models.gguf_header import GgufHeader, read_gguf_header
+from fledge.models.gguf_slim import is_slimmable, write_slim_copy
 from fledge.models.gguf_tokenizer import build_tokenizer
 from fledge.models.hf_directory import save_model
 from fledge.models.quiet import quiet_transformers
@@ -53,8 +54,12 @@ def _convert(
     extra_eos_ids: tuple[int, ...],
     progress: Progress,
 ) -> None:
-    place = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+    slim = directory / "slim.gguf"
+    opened = slim if is_slimmable(header) else source
+    place = {"pretrained_model_name_or_path": opened.parent, "gguf_file": opened.name}
     with progress.task("dequantising to float32", _NUM_STEPS, unit="steps") as task:
+        if opened is slim:
+            write_slim_copy(source, header, slim)
         config = AutoConfig.from_pretrained(**place)
         task.advance(1)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -64,6 +69,7 @@ def _convert(
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
+        slim.unlink(missing_ok=True)
         _require_all_tensors(source, header, report["missing_keys"])
         task.advance(1)
         build_tokenizer(source).save_pretrained(directory)

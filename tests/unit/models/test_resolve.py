@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,11 +90,20 @@ def test_second_call_does_no_work_and_damage_is_healed(alias, cache):
 
 
 def test_two_processes_at_once_convert_once(alias, cache):
-    children = [start_child(cache, alias) for _ in range(2)]
-    answers = [json.loads(child.communicate(timeout=120)[0]) for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert answers[0]["directory"] == answers[1]["directory"]
-    assert sum(answer["labels"].count(CONVERTING) for answer in answers) == 1
+    child = start_child(cache, alias, pause=CONVERTING)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "paused\n"
+    recorder, found = Recorder(), []
+    thread = threading.Thread(target=lambda: found.append(resolve(alias, cache, recorder)))
+    thread.start()
+    while not recorder.notes:
+        thread.join(0.01)
+    assert recorder.notes == ["another fledge process is preparing tiny; waiting for it"]
+    answer = json.loads(child.communicate("go on\n", timeout=60)[0])
+    thread.join()
+    assert answer["labels"] == [*FETCHING, CONVERTING]
+    assert recorder.labels == []
+    assert answer["directory"] == str(found[0].directory)
     assert_clean(cache, alias)
 
 
