@@ -97,22 +97,20 @@ class _Session:
         """The exit code: 0, or that of the last message a pipe sent that was not answered."""
         if self._is_interactive:
             say("Type a message; /help lists the commands, Ctrl-D ends.")
-        while (line := self._read_line()) is not None and self._obey(line.strip()):
+        while self._take_turn():
             pass
         return 0 if self._is_interactive else self._exit_code
 
-    def _read_line(self) -> str | None:
-        """The next line, None at the end."""
-        while True:
-            try:
-                return _read_terminal() if self._is_interactive else sys.stdin.readline() or None
-            except EOFError:
-                say("")
-                return None
-            except KeyboardInterrupt:
-                if not self._is_interactive:
-                    raise
-                say("\n(Ctrl-D or /quit to leave)")
+    def _take_turn(self) -> bool:
+        """Read a line and do what it asks for; False at the end."""
+        try:
+            line = _read_terminal() if self._is_interactive else sys.stdin.readline()
+            return bool(line) and self._obey(line.strip())
+        except KeyboardInterrupt:
+            if not self._is_interactive:
+                raise
+            say("\n(Ctrl-D or /quit to leave)")
+            return True
 
     def _obey(self, line: str) -> bool:
         """Do what a line asks for; False when it asks to leave."""
@@ -169,13 +167,14 @@ class _Session:
 
 
 def _read_terminal() -> str:
-    """A line with editing and history where the system offers them."""
+    """A line with its line break, edited where the system offers that; empty at the end."""
     if not sys.stdout.isatty():
         print(_PROMPT, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return line
+        return sys.stdin.readline()
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (importing it is what gives `input` its editing keys)
-    return input(_PROMPT)
+    try:
+        return input(_PROMPT) + "\n"
+    except EOFError:
+        say("")
+        return ""

@@ -1,0 +1,99 @@
+"""Real directories for the program to load, made once; and the program, run in this process."""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.cli.main import main
+from fledge.models.head_files import save_head
+from fledge.models.target import Target
+from fledge.testing import save_tiny_target, tiny_head
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target with a chat template and a context of 512 tokens."""
+    return save_tiny_target(tmp_path_factory.mktemp("targets") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def roomy_target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target that never ends an answer by itself and has room for a very long one."""
+    directory = tmp_path_factory.mktemp("targets") / "roomy"
+    return save_tiny_target(directory, max_position_embeddings=1_000_000, eos_token_id=None)
+
+
+@pytest.fixture(scope="session")
+def plain_target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target without a chat template."""
+    directory = tmp_path_factory.mktemp("targets") / "plain"
+    return save_tiny_target(directory, has_chat_template=False)
+
+
+@pytest.fixture(scope="session")
+def head_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head for the tiny target."""
+    return _save_random_head(target_dir, tmp_path_factory.mktemp("heads") / "fits")
+
+
+@pytest.fixture(scope="session")
+def foreign_head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head for a target of another hidden size."""
+    other = save_tiny_target(tmp_path_factory.mktemp("targets") / "wide", hidden_size=64)
+    return _save_random_head(other, tmp_path_factory.mktemp("heads") / "foreign")
+
+
+def _save_random_head(target_dir: Path, head_dir: Path) -> Path:
+    target = Target.load(target_dir, dtype=torch.float32, device=torch.device("cpu"))
+    save_head(tiny_head(target), head_dir)
+    return head_dir
+
+
+@dataclass(frozen=True)
+class Run:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def error(self) -> str:
+        """The one line that says what went wrong."""
+        assert "Traceback" not in self.stderr
+        lines = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.stderr
+        return lines[0].removeprefix("error: ")
+
+
+RunProgram = Callable[..., Run]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunProgram:
+    """`fledge` with these arguments, in this process; stdin is what is given, or empty."""
+
+    def run_program(*arguments: object, stdin: str = "") -> Run:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        exit_code = main([str(argument) for argument in arguments])
+        return Run(exit_code, *capsys.readouterr())
+
+    return run_program
+
+
+@pytest.fixture
+def program() -> list[str]:
+    """The program as a separate process would start it."""
+    return [sys.executable, "-m", "fledge"]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test looks into the user's cache, and none leaves settings behind."""
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", os.environ.get("TRANSFORMERS_VERBOSITY", "error"))

@@ -1,0 +1,67 @@
+"""Progress on stderr: lines in a log, bars on a terminal, nothing on stdout."""
+
+import io
+
+import pytest
+
+from fledge.cli import progress
+from fledge.cli.progress import BarProgress, LineProgress, terminal_progress
+
+
+def test_lines_state_share_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = LineProgress(line_every_s=0.0)
+    with shown.task("downloading x", 2_000_000) as task:
+        task.advance(500_000)
+        shown.note("by the way")
+        task.update_total(1_000_000)
+        task.advance(500_000)
+    with shown.task("thinking", unit="steps") as task:
+        task.advance(3)
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert lines[0] == "downloading x (2.0 MB)"
+    assert lines[1].startswith("downloading x: 25% of 2.0 MB, ")
+    assert lines[1].endswith(" left")
+    assert lines[2] == "by the way"
+    assert lines[3].startswith("downloading x: 100% of 1.0 MB, ")
+    assert lines[4].startswith("downloading x: done in ")
+    assert lines[5] == "thinking"
+    assert lines[6].startswith("thinking: 3 steps, ")
+
+
+def test_a_failed_task_is_not_called_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="broken"), LineProgress().task("working", 5, unit="steps"):
+        raise OSError("broken")
+    assert capsys.readouterr().err == "working (5 steps)\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Terminal()
+    monkeypatch.setattr(progress.sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = terminal_progress()
+    assert isinstance(shown, BarProgress)
+    with shown.task("loading y", unit=""), shown.task("downloading x", 1_000_000) as task:
+        task.advance(1_000_000)
+        shown.note("by the [way]")
+    with pytest.raises(KeyboardInterrupt), shown.task("never done", 9):
+        raise KeyboardInterrupt
+    shown.note("after [all]")
+    text = screen.getvalue()
+    assert "✓ loading y" in _plain(text)
+    assert "1.0 MB of 1.0 MB" in text
+    assert "by the [way]" in text
+    assert "after [all]" in text
+
+
+def _plain(text: str) -> str:
+    import re
+
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
