@@ -255,7 +255,7 @@ def alias_from_json(text: str) -> Alias:
 def start_child(
     cache: Path, alias: Alias, *, pause: str = "", limits: tuple[int, ...] = (0,)
 ) -> subprocess.Popen[str]:
-    """Resolve in another process, under size limits; a task whose label begins so waits for a line."""
+    """Resolve in another process, under size limits; the task labelled `pause` awaits a line."""
     places = [str(Path(fledge.__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _CHILD, str(cache), alias_to_json(alias), pause]
