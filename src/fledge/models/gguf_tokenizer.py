@@ -55,6 +55,9 @@ _DIGITS_SPLIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codesh
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """Vocabularies in which a word that is a token stays one, whatever the merges say."""
 
+_COMPOSED = frozenset({"qwen2"})
+"""Vocabularies made from text in Unicode's composed form (NFC)."""
+
 
 def build_tokenizer(source: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a GGUF file; refuses a kind it cannot rebuild exactly."""
@@ -138,6 +141,7 @@ class _Vocabulary:
             split=_SPLITS.get(cut),
             splits_digits=cut in _DIGITS_SPLIT,
             ignores_merges=cut in _WHOLE_WORDS_FIRST,
+            composes_characters=cut in _COMPOSED,
         )
 
     def _build_sentencepiece(self) -> Tokenizer:

@@ -42,10 +42,13 @@ def build_byte_level(
     split: str | None = None,
     splits_digits: bool = False,
     ignores_merges: bool = False,
+    composes_characters: bool = False,
 ) -> Tokenizer:
     """Byte-level BPE; text is cut by the `split` pattern first, by GPT-2's when there is none."""
     vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
     backend = Tokenizer(BPE(vocabulary, merges, ignore_merges=ignores_merges))
+    if composes_characters:
+        backend.normalizer = normalizers.NFC()
     steps: list[pre_tokenizers.PreTokenizer] = []
     if splits_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))

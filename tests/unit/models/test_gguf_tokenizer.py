@@ -129,6 +129,13 @@ def test_whole_words_come_first_where_the_family_has_it_so(tmp_path):
     assert split(reload(path), "abc") == ["abc"]
 
 
+def test_characters_are_composed_where_the_family_has_it_so(tmp_path):
+    path = write_vocabulary(tmp_path / "t.gguf", "gpt2", BYTE_LEVEL, cut="qwen2", merges=("a b",))
+    assert split(reload(path), "e\u0301") == split(reload(path), "\u00e9")
+    path = write_vocabulary(tmp_path / "u.gguf", "gpt2", BYTE_LEVEL, cut="gpt-2", merges=("a b",))
+    assert split(reload(path), "e\u0301") != split(reload(path), "\u00e9")
+
+
 def test_unknown_kinds_are_refused(tmp_path):
     path = write_vocabulary(tmp_path / "t.gguf", "t5", {"a": NORMAL})
     with pytest.raises(ArtifactError, match=r"tokenizer of kind 't5'; 'gpt2', 'llama' and"):
