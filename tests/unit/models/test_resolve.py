@@ -267,7 +267,7 @@ def test_other_files_are_refused(tmp_path, cache):
     ("name", "prompt", "expected"),
     [
         ("smollm2-135m-instruct", "What is the capital of France?", "Paris"),
-        ("gemma-3-270m", "The capital of France is", "Paris"),
+        ("gemma-3-270m", "What is the capital of France?", "Paris"),
     ],
 )
 def test_real_target_generates(name, prompt, expected):
