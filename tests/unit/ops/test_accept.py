@@ -39,7 +39,7 @@ def verifications(
     draw: st.DrawFn,
 ) -> tuple[list[PlainTree], list[SamplingParams], list[int], list[Tensor]]:
     """Trees, parameters, output positions, and the logits of each tree's nodes."""
-    trees = draw(st.lists(plain_trees(), min_size=1, max_size=4))
+    trees = draw(st.lists(plain_trees(max_nodes=12), min_size=1, max_size=3))
     params = [draw(params_list) for _ in trees]
     positions = [draw(st.integers(0, 1000)) for _ in trees]
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -102,6 +102,7 @@ def test_gumbel_walk_equals_the_naive_walk_of_each_request(case: tuple) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60)
 @given(case=verifications())
 def test_what_is_emitted_is_a_path_from_the_root(rule: object, case: tuple) -> None:
     for tree, (tokens, nodes) in zip(case[0], answers(walk_together(rule, *case)), strict=True):
@@ -111,6 +112,7 @@ def test_what_is_emitted_is_a_path_from_the_root(rule: object, case: tuple) -> N
 
 
 @pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60)
 @given(case=verifications())
 def test_requests_do_not_influence_each_other(rule: object, case: tuple) -> None:
     together = answers(walk_together(rule, *case))
@@ -121,6 +123,7 @@ def test_requests_do_not_influence_each_other(rule: object, case: tuple) -> None
     assert together == alone
 
 
+@settings(max_examples=50)
 @given(case=verifications())
 def test_greedy_requests_walk_alike_under_both_rules(case: tuple) -> None:
     both = [answers(walk_together(rule, *case)) for rule in RULES]
