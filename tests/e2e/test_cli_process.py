@@ -105,3 +105,15 @@ def test_chat_on_a_terminal(program: list[str], roomy_target_dir: Path) -> None:
         terminal.wait_for(r"stopped; (?s:.*)> ")
         terminal.type("\x04")
         assert terminal.wait() == 0
+
+
+def test_answer_beyond_the_encoding_of_stdout(program: list[str], target_dir: Path) -> None:
+    """The random target speaks in arbitrary bytes; ASCII shows them as question marks."""
+    process = subprocess.run(
+        [*program, "generate", "--target", str(target_dir), "--prompt", "x", "--max-tokens", "30"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert b"?" in process.stdout

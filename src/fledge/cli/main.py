@@ -4,6 +4,7 @@ Results are written on stdout by the verbs; everything said here goes to stderr.
 nor a verb's module imports torch: a verb does so inside its function, so that `--help` is instant.
 """
 
+import io
 import os
 import sys
 import traceback
@@ -86,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # People append --debug to the command that has just failed, so it may stand anywhere.
     is_debug = _DEBUG in given
     words = [_DEBUG] * is_debug + [word for word in given if word != _DEBUG]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An answer may hold characters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="replace")
     try:
         exit_code = _run(words)
         sys.stdout.flush()
