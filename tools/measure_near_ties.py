@@ -36,6 +36,7 @@ PROMPTS = (
     "Translate into German: The weather is nice and we are going to the lake.",
     "What is the difference between a virus and a bacterium?",
 )
+TREE = {"depth": 6, "width": 4, "budget": 40}
 
 
 def random_head(target: Target, seed: int = 0) -> Eagle3Head:
@@ -93,8 +94,9 @@ def compare(target: Target, plain: Completion, other: Completion) -> dict[str, A
 def run(
     engine: Engine, prompts: list[str], params: SamplingParams
 ) -> tuple[list[Completion], float]:
+    """All prompts together, and the seconds they took."""
     start = time.perf_counter()
-    completions = [engine.generate([prompt], params)[0] for prompt in prompts]
+    completions = engine.generate(prompts, params)
     return completions, time.perf_counter() - start
 
 
@@ -120,59 +122,72 @@ def main() -> None:
     parser.add_argument("--commit", help="where the tree is not a git checkout")
     args = parser.parse_args()
 
-    plain_engine = Engine.load(args.target, dtype=args.dtype, device=args.device)
-    target = plain_engine.target
+    engine = Engine.load(args.target, dtype=args.dtype, device=args.device)
+    target = engine.target
     params = SamplingParams(max_tokens=args.max_tokens)
     prompts = read_prompts(args.prompts, args.num_prompts)
-    plain, plain_s = run(plain_engine, prompts, params)
-    again, _ = run(plain_engine, prompts, params)
-    answers = {c.prompt_token_ids: c.token_ids for c in plain}
-    shape = {"depth": 6, "width": 4, "budget": 40}
-
-    def scripted(accuracy: float) -> ScriptedDrafter:
-        return ScriptedDrafter(
-            answers, vocab_size=target.vocab_size, accuracy=accuracy, device=target.device, **shape
-        )
-
-    settings = EngineSettings(tree=TreeSettings(**shape))
-    variants = {
-        "random head": Engine(target, random_head(target), settings),
-        "scripted drafts, accuracy 0.7": Engine(target, drafter=scripted(0.7)),
-        "scripted drafts, accuracy 1.0": Engine(target, drafter=scripted(1.0)),
-    }
-    results = {
-        "plain again": {
-            "differences": [d for d in map(compare, [target] * len(plain), plain, again) if d]
-        }
-    }
-    for name, engine in variants.items():
-        completions, seconds = run(engine, prompts, params)
-        found = [compare(target, *pair) for pair in zip(plain, completions, strict=True)]
-        cycles = sum(c.stats.cycles for c in completions)
-        results[name] = {
-            "num_tokens": sum(c.stats.num_tokens for c in completions),
-            "cycles": cycles,
-            "accept_length": (sum(c.stats.num_tokens - 1 for c in completions)) / cycles,
-            "seconds": seconds,
-            "num_equal": sum(d is None for d in found),
-            "differences": [d for d in found if d],
-        }
-        print(name, json.dumps({k: v for k, v in results[name].items() if k != "differences"}))
-    device = torch.cuda.get_device_name() if target.device.type == "cuda" else "cpu"
-    report = {
-        "provenance": collect(device=device, commit=args.commit),
+    plain, seconds = run(engine, prompts, params)
+    report: dict[str, Any] = {
+        "provenance": collect(device=device_name(target), commit=args.commit),
         "target": args.target,
         "dtype": str(target.dtype).removeprefix("torch."),
         "num_prompts": len(prompts),
         "max_tokens": args.max_tokens,
-        "tree": shape,
-        "plain": {"num_tokens": sum(c.stats.num_tokens for c in plain), "seconds": plain_s},
-        "variants": results,
+        "tree": TREE,
+        "plain": {"num_tokens": sum(c.stats.num_tokens for c in plain), "seconds": seconds},
+        "variants": {},
     }
-    args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for name, result in results.items():
-        margins = [(d["margin"], d["bfloat16_spacing"]) for d in result["differences"]]
-        print(f"{name}: {len(margins)} of {len(prompts)} differ; (margin, spacing): {margins}")
+    for name, variant in variants(engine, plain).items():
+        completions, seconds = run(variant, prompts, params)
+        report["variants"][name] = summarise(target, plain, completions, seconds)
+        # Written after each variant: a run that is cut short has still measured something.
+        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(name, json.dumps(report["variants"][name]))
+
+
+def variants(engine: Engine, plain: list[Completion]) -> dict[str, Engine]:
+    """Plain decoding once more, one request at a time; then three kinds of drafts."""
+    target = engine.target
+    answers = {c.prompt_token_ids: c.token_ids for c in plain}
+
+    def scripted(accuracy: float) -> Engine:
+        drafter = ScriptedDrafter(
+            answers, vocab_size=target.vocab_size, accuracy=accuracy, device=target.device, **TREE
+        )
+        return Engine(target, drafter=drafter)
+
+    return {
+        "plain again": engine,
+        "plain, other batches": Engine(target, settings=EngineSettings(max_requests=3)),
+        "random head": Engine(
+            target, random_head(target), EngineSettings(tree=TreeSettings(**TREE))
+        ),
+        "scripted drafts, accuracy 0.7": scripted(0.7),
+        "scripted drafts, accuracy 1.0": scripted(1.0),
+    }
+
+
+def summarise(
+    target: Target, plain: list[Completion], other: list[Completion], seconds: float
+) -> dict[str, Any]:
+    found = [compare(target, *pair) for pair in zip(plain, other, strict=True)]
+    cycles = sum(c.stats.cycles for c in other)
+    differences = [d for d in found if d]
+    return {
+        "num_tokens": sum(c.stats.num_tokens for c in other),
+        "accept_length": sum(c.stats.num_tokens - 1 for c in other) / cycles,
+        "seconds": seconds,
+        "num_equal": sum(d is None for d in found),
+        "num_different": len(differences),
+        "largest_margin_in_spacings": max(
+            (d["margin"] / d["bfloat16_spacing"] for d in differences), default=0.0
+        ),
+        "differences": differences,
+    }
+
+
+def device_name(target: Target) -> str:
+    return torch.cuda.get_device_name() if target.device.type == "cuda" else "cpu"
 
 
 if __name__ == "__main__":
