@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from fledge.engine.drafter import root_tokens
@@ -97,14 +97,19 @@ def tiny_model(
     config = AutoConfig.for_model(model_type, **options)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            _draw_wide(name, parameter, generator)
+    draw_wide(model, seed=seed)
     return model.to(dtype).eval()
 
 
-def _draw_wide(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+@torch.no_grad()
+def draw_wide(network: nn.Module, *, seed: int) -> None:
+    """New random weights whose outputs are far apart."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in network.named_parameters():
+        _draw_parameter(name, parameter, generator)
+
+
+def _draw_parameter(name: str, parameter: Tensor, generator: torch.Generator) -> None:
     """Matrices that keep the size of what they are given, norms that differ, small biases."""
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() < 2:
@@ -145,9 +150,7 @@ def tiny_head(
     generator = torch.Generator().manual_seed(seed)
     vocabulary = torch.randperm(target.vocab_size, generator=generator)[:draft_vocab_size]
     head = Eagle3Head(config, vocabulary.sort().values)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            _draw_wide(name, parameter, generator)
+    draw_wide(head, seed=seed)
     return head.eval()
 
 

@@ -8,7 +8,8 @@ from fledge.contracts.outputs import Completion
 from fledge.contracts.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from fledge.engine.engine import Engine, Prompt
+    from fledge.engine.engine import Engine
+    from fledge.engine.request import Prompt
 
 
 def show_answer(engine: "Engine", prompt: "Prompt", params: SamplingParams) -> Completion:

@@ -40,6 +40,13 @@ class SamplingParams:
     """Go on past the target's end-of-text token (for measuring)."""
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number.")
+        stop: object = self.stop
+        if isinstance(stop, str):
+            raise ConfigError(f"stop is the text {stop!r}; it must be a tuple of texts.")
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):

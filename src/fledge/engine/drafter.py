@@ -133,8 +133,9 @@ class HeadDrafter:
         """Target tokens and log-probabilities of the best children of each row, [T, W] each."""
         logprobs_TV = self._head.logits(normed_TD).float().log_softmax(dim=-1)
         top = logprobs_TV.topk(self._width, dim=-1)
-        # Rounding must never lift a child above its parent.
-        return self._head.draft_to_target_V[top.indices], top.values.clamp(max=0.0)
+        # Neither rounding nor a head that overflows may lift a child above its parent.
+        logprobs_TW = top.values.clamp(max=0.0).nan_to_num(nan=float("-inf"))
+        return self._head.draft_to_target_V[top.indices], logprobs_TW
 
 
 def _committed_part(seq: Sequence, count: int) -> SequencePart:

@@ -9,31 +9,17 @@ Lengths, for prompt p0 p1 p2 and answer a0 a1 (a1 is the newest token):
 """
 
 import time
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from fledge.contracts.outputs import Completion, FinishReason, Stats
-from fledge.contracts.sampling import SamplingParams
 from fledge.engine.blocks import SlotTable
+from fledge.engine.request import Request
 from fledge.engine.text import Detokenizer, find_stop, num_safe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A prompt that was checked and may run."""
-
-    request_id: int
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    max_new_tokens: int
-    """`params.max_tokens`, or less where the context ends."""
-
-    eos_token_ids: frozenset[int]
-
-
 class Sequence:
-    """The state of a running request."""
+    """The state of a request from the queue to its end."""
 
     def __init__(self, request: Request, table: SlotTable, detokenizer: Detokenizer | None) -> None:
         self.request = request
@@ -48,8 +34,11 @@ class Sequence:
         self._num_shown = 0
         self._num_searched = 0
         self._stop_position: int | None = None
+        self._started = self._first_token = self._last_token = 0.0
+
+    def start(self) -> None:
+        """Its prompt is read in the pass that comes now."""
         self._started = time.perf_counter()
-        self._first_token = self._last_token = self._started
 
     @property
     def len(self) -> int:

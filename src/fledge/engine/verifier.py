@@ -63,7 +63,7 @@ class Verifier:
         seen_BNN = ancestors(trees.parents_BN)
         packed = pack(
             [
-                _tree_part(seq, trees.tokens_BN[i, :size], seen_BNN[i, :size, :size])
+                self._tree_part(seq, trees.tokens_BN[i, :size], seen_BNN[i, :size, :size])
                 for i, (seq, size) in enumerate(zip(sequences, trees.sizes, strict=True))
             ]
         )
@@ -82,6 +82,26 @@ class Verifier:
             if output.features_TF is not None:
                 seq.unread_features_NF = output.features_TF[first_row + nodes_L[:count]]
         self._compact(moves)
+
+    def _tree_part(self, seq: Sequence, tokens_N: Tensor, seen_NN: Tensor) -> SequencePart:
+        """Committed tokens are seen by every node, drafted ones by those below them."""
+        num_nodes, device = tokens_N.shape[0], tokens_N.device
+        root = seq.len - 1
+        context = torch.arange(root, device=device)
+        # Nodes past the end of the context are never committed, but their positions must exist.
+        last = self._target.context_len - 1
+        positions_N = (root + seen_NN.sum(dim=1) - 1).clamp(max=last)
+        visible_QK = None
+        if num_nodes > 1:
+            sees_context = torch.ones(num_nodes, root, dtype=torch.bool, device=device)
+            visible_QK = torch.cat([sees_context, seen_NN], dim=1)
+        return SequencePart(
+            token_ids_Q=tokens_N,
+            positions_Q=positions_N,
+            key_slots_K=seq.table.slice(0, root + num_nodes),
+            key_positions_K=torch.cat([context, positions_N]),
+            visible_QK=visible_QK,
+        )
 
     def _apply_rule(
         self, sequences: Many[Sequence], logits_RV: Tensor, rows_B: Tensor, trees: TreeBatch
@@ -117,23 +137,4 @@ def _prompt_part(seq: Sequence) -> SequencePart:
         positions_Q=positions,
         key_slots_K=seq.table.slice(0, len(prompt)),
         key_positions_K=positions,
-    )
-
-
-def _tree_part(seq: Sequence, tokens_N: Tensor, seen_NN: Tensor) -> SequencePart:
-    """Committed tokens are seen by every node, drafted ones by those below them."""
-    num_nodes, device = tokens_N.shape[0], tokens_N.device
-    root = seq.len - 1
-    context = torch.arange(root, device=device)
-    positions_N = root + seen_NN.sum(dim=1) - 1
-    visible_QK = None
-    if num_nodes > 1:
-        sees_context = torch.ones(num_nodes, root, dtype=torch.bool, device=device)
-        visible_QK = torch.cat([sees_context, seen_NN], dim=1)
-    return SequencePart(
-        token_ids_Q=tokens_N,
-        positions_Q=positions_N,
-        key_slots_K=seq.table.slice(0, root + num_nodes),
-        key_positions_K=torch.cat([context, positions_N]),
-        visible_QK=visible_QK,
     )

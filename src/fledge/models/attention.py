@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from fledge.contracts.errors import MismatchError
 from fledge.ops.attention import AttentionSpec, attend_fast
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import PackedPass
@@ -53,11 +54,16 @@ def _attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    fledge_call: AttentionCall,
+    fledge_call: AttentionCall | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    if fledge_call is None:
+        raise MismatchError(
+            f"{type(module).__name__} does not pass arguments of the model on to its attention, "
+            "so fledge cannot drive this architecture."
+        )
     # Some models pass the window, others leave it on the module.
     window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
     out_THD = attend_packed(

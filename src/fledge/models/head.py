@@ -199,5 +199,7 @@ def _rope(config: HeadConfig) -> tuple[Tensor, float]:
         max_position_embeddings=config.max_position_embeddings,
         rope_parameters={**scaling, "rope_theta": config.rope_theta},
     )
-    frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](llama, torch.device("cpu"))
+    # A head being loaded is laid out on the meta device first; these numbers are wanted for real.
+    with torch.device("cpu"):
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](llama, torch.device("cpu"))
     return frequencies, float(scale)

@@ -5,6 +5,7 @@ speculators (a nested one). Every tensor must be known, present and of the right
 skipped quietly. Writes the first layout, with the keys vLLM and SGLang look for.
 """
 
+import copy
 import json
 import os
 import shutil
@@ -66,7 +67,11 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
             f"{'the target' if embedding is None else 'its checkpoint'} brings {shape}."
         )
     target.check_taps(config.resolve_taps(target.num_layers))
-    return head.to(device=target.device, dtype=target.dtype)
+    weight = head.fc.weight
+    if weight.device == target.device and weight.dtype == target.dtype:
+        return head
+    # `to` changes a module in place, and the caller's head may serve elsewhere too.
+    return copy.deepcopy(head).to(device=target.device, dtype=target.dtype)
 
 
 def save_head(head: Eagle3Head, directory: Path) -> None:

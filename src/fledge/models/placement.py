@@ -27,9 +27,11 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on the CPU and bfloat16 on CUDA."""
+    """`auto` is float32 on the CPU, and bfloat16 on CUDA (float16 where that is missing)."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        if device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if name not in _DTYPES:
         raise ConfigError(f"unknown dtype {name!r}; use one of {', '.join(DTYPE_NAMES)}.")
     dtype = _DTYPES[name]

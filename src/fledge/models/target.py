@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fledge.contracts.errors import CapacityError, ConfigError
-from fledge.models.attention import AttentionCall
+from fledge.models.attention import ATTENTION_NAME, AttentionCall
 from fledge.models.target_loading import load_model
 from fledge.models.tokenizer import TargetTokenizer
 from fledge.ops.kv import KVPool
@@ -30,7 +30,7 @@ _FULL_ATTENTION = "full_attention"
 class TargetOutput:
     logits_RV: Tensor
     features_TF: Tensor | None
-    """Tapped residual streams side by side, lowest layer first; None without taps."""
+    """Tapped residual streams side by side, in the order of the taps; None without taps."""
 
 
 class Target:
@@ -118,6 +118,17 @@ class Target:
                 ) from error
         features = torch.cat([captured[tap] for tap in taps], dim=-1) if taps else None
         return TargetOutput(logits_RV=output.logits[0], features_TF=features)
+
+    @torch.no_grad()
+    def logits_by_transformers(self, token_ids_T: Tensor) -> Tensor:
+        """Logits [T, V] of one sequence through the model's own attention: the oracle."""
+        self._model.set_attn_implementation("eager")
+        try:
+            output = self._model(input_ids=token_ids_T[None], use_cache=False)
+        finally:
+            self._model.set_attn_implementation(ATTENTION_NAME)
+        logits: Tensor = output.logits[0]
+        return logits
 
     @contextmanager
     def _captured(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:

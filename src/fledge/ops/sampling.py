@@ -55,7 +55,10 @@ def make_sampling_batch(params: Sequence[SamplingParams], device: torch.device) 
 
 def process_logits(logits_BV: Tensor, batch: SamplingBatch) -> Tensor:
     """Log-weights of the processed distribution, float64, -inf where a filter removed a token."""
-    scores_BV = logits_BV.double() / batch.temperature_B[:, None]
+    logits_BV = logits_BV.double()
+    # Against the best logit first: a tiny temperature then makes -inf, never inf - inf.
+    best_B1 = logits_BV.amax(dim=-1, keepdim=True)
+    scores_BV = (logits_BV - best_B1) / batch.temperature_B[:, None]
     if batch.largest_top_k:
         scores_BV = _keep_top_k(scores_BV, batch.top_k_B, batch.largest_top_k)
     if batch.has_top_p:

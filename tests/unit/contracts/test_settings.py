@@ -52,6 +52,20 @@ def test_sampling_parameters_out_of_range(name: str, value: float, hint: str) ->
     assert hint in message
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "top_k", "seed"])
+@pytest.mark.parametrize("value", [1.5, True, "3"])
+def test_whole_numbers_are_wanted(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value) == f"{name} is {value!r}; it must be a whole number."
+
+
+def test_a_bare_stop_text_is_refused() -> None:
+    """It would be read as one stop text for each letter."""
+    with pytest.raises(ConfigError, match="stop is the text 'abc'; it must be a tuple of texts"):
+        SamplingParams(stop="abc")  # type: ignore[arg-type]
+
+
 def test_an_empty_stop_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="a stop text is empty"):
         SamplingParams(stop=("end", ""))
