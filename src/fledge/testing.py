@@ -247,7 +247,9 @@ class ScriptedDrafter:
         return path
 
     def _wrong_token(self, forbidden: set[int]) -> int:
-        return self._random.choice([t for t in range(self._vocab_size) if t not in forbidden])
+        while (token := self._random.randrange(self._vocab_size)) in forbidden:
+            pass
+        return token
 
 
 CHAT_TEMPLATE = (

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 
 from fledge.contracts.outputs import Chunk, Completion
-from fledge.contracts.progress import Progress
+from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.blocks import BlockPool, SlotTable
@@ -72,10 +72,15 @@ class Engine:
         # The head is read first: it is small, and a wrong path should not cost a target's loading.
         loaded_head = load_head(Path(head)) if head is not None else None
         resolved = resolve_target(target, progress=progress)
-        if progress is not None:
-            name = str(precision).removeprefix("torch.")
-            progress.note(f"{target}: {resolved.origin}; running in {name} on {place}")
+        progress = progress or SilentProgress()
+        name = str(precision).removeprefix("torch.")
+        progress.note(f"{target}: {resolved.origin}; running in {name} on {place}")
         loaded = Target.load(resolved.directory, dtype=precision, device=place)
+        if unused := loaded.unused_generation_settings:
+            progress.note(
+                f"{target} asks for {unused} in its generation_config.json; fledge does not apply "
+                "them, so transformers' generate may answer differently until they are reset."
+            )
         if loaded.config.model_type not in TESTED_MODEL_TYPES:
             check_same_as_transformers(loaded)
         return cls(loaded, loaded_head, settings)

@@ -24,6 +24,17 @@ from fledge.ops.kv import KVPool
 from fledge.ops.packed import PackedPass
 
 _FULL_ATTENTION = "full_attention"
+_NEUTRAL_GENERATION_SETTINGS = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+}
+"""Settings that would change greedy answers, with the values that do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,16 @@ class Target:
         if types is None:
             return tuple(range(self.num_layers))
         return tuple(i for i, kind in enumerate(types) if kind == _FULL_ATTENTION)
+
+    @property
+    def unused_generation_settings(self) -> dict[str, object]:
+        """What the target's generation_config.json asks for, transformers obeys and we do not."""
+        config = self._model.generation_config
+        return {
+            name: value
+            for name, neutral in _NEUTRAL_GENERATION_SETTINGS.items()
+            if (value := getattr(config, name, None)) not in (None, neutral)
+        }
 
     def check_taps(self, taps: Sequence[int]) -> None:
         if not taps or any(not 0 <= tap <= self.num_layers for tap in taps):

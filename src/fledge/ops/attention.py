@@ -53,12 +53,13 @@ def attend_fast(
     """Attention of one segment through torch's fused kernel; returns [Q, H, D]."""
     if spec.soft_cap is not None or spec.sinks_H is not None:
         return attend_plain(query_QHD, keys_KGD, values_KGD, segment, spec)
-    mask_QK = segment.mask(spec.window)
+    is_causal = segment.is_whole_causal(spec.window)
     out_1HQD = F.scaled_dot_product_attention(
         query_QHD.transpose(0, 1)[None],
         keys_KGD.transpose(0, 1)[None],
         values_KGD.transpose(0, 1)[None],
-        attn_mask=mask_QK,
+        attn_mask=None if is_causal else segment.mask(spec.window),
+        is_causal=is_causal,
         scale=spec.scale,
         enable_gqa=query_QHD.shape[1] != keys_KGD.shape[1],
     )

@@ -50,6 +50,14 @@ class Segment:
             self.masks[window] = self._build_mask(window)
         return self.masks[window]
 
+    def is_whole_causal(self, window: int | None) -> bool:
+        """A sequence read from its start, every token seeing all before it: needs no mask."""
+        return (
+            self.visible_QK is None
+            and self.len == self.key_slots_K.shape[0]
+            and (window is None or self.len <= window)
+        )
+
     def _build_mask(self, window: int | None) -> Tensor | None:
         distance_QK = self.query_positions_Q[:, None] - self.key_positions_K[None, :]
         visible_QK = self.visible_QK
