@@ -29,7 +29,7 @@ fix: setup ## let ruff repair and format what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-slow: setup ## tests with big downloads, soaks and fault injection
+slow: setup ## tests with big downloads
 	@$(BIN)/python -m pytest -m slow
 
 gpu: setup ## tests that need a CUDA device

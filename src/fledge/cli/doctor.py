@@ -75,8 +75,6 @@ def _problems(facts: dict[str, Any]) -> list[Problem]:
         if torch["cuda_build"] is None:
             remedy += ", and a CUDA build of torch (this one is for CPUs)"
         found.append(Problem("no CUDA device", "GPUs are many times faster", remedy, False))
-    elif torch["devices"] and facts["packages"]["triton"] is None:
-        found.append(Problem("no triton", "fast GPU kernels", "pip install triton", False))
     if facts["npm"] is None:
         names = ", ".join(machine.aliases_carried_by("npm"))
         found.append(

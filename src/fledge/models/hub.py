@@ -95,7 +95,7 @@ def _explain(name: str, error: Exception) -> FetchError:
             f"local directory. {_REMEDY}"
         )
     cause = error.__cause__ or error
-    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
     return FetchError(
         f"{name!r} is not a local directory, and could not be fetched from the Hugging Face hub: "
         f"{type(cause).__name__}: {reason}. {_REMEDY}"
