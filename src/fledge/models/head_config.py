@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fledge.contracts.errors import ConfigError
+from fledge.contracts.errors import ConfigError, MismatchError
 
 NUM_DEFAULT_TAPS = 3
 
@@ -67,12 +67,20 @@ class HeadConfig:
 
     def resolve_taps(self, num_target_layers: int) -> tuple[int, ...]:
         """The tapped layers for a target of this depth."""
-        return self.taps or default_taps(num_target_layers)
+        taps = self.taps or default_taps(num_target_layers)
+        if len(taps) != self.num_taps:
+            raise MismatchError(
+                f"the head reads {self.num_taps} target layers but names none, and the default "
+                f"layers {list(taps)} are {len(taps)}; name them in its config.json as "
+                f"eagle_aux_hidden_state_layer_ids, {self.num_taps} counts of completed layers."
+            )
+        return taps
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
     """The field's convention: 2, n//2 and n-3 completed layers.
 
-    Targets too shallow for three distinct ones get what is nearest and still inside.
+    Targets too shallow for three distinct ones get what is nearest and still inside. Their taps
+    repeat and need not ascend: this is the other engines' formula, and heads are trained on it.
     """
     return tuple(min(max(tap, 0), num_layers) for tap in (2, num_layers // 2, num_layers - 3))

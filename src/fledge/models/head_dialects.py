@@ -5,86 +5,200 @@ Layer ids are the trap. Inside fledge they count completed layers. At the top le
 layer is named one less, as the index of the layer whose output it is.
 """
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
-from fledge.contracts.errors import ArtifactError, MismatchError
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.models.head_config import NUM_DEFAULT_TAPS, HeadConfig
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_NESTED = "transformer_layer_config"
 _ROPE_KEYS = ("rope_type", "type", "rope_theta")
+_ROPE_TYPES = ("default", *sorted(ROPE_INIT_FUNCTIONS))
 _DEFAULT_ROPE_THETA = 10000.0
+_ACTIVATION = "silu"
+
+
+class _Fields:
+    """Typed reads of one JSON object; null means absent, and a wrong type is never guessed at."""
+
+    def __init__(self, values: dict[str, Any], where: str, prefix: str = "") -> None:
+        self.values = values
+        self._where, self._prefix = where, prefix
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; it must be there unless there is a default."""
+        if default is not None and self.values.get(key) is None:
+            return default
+        size: int = self._checked(key, _is_size, "a positive whole number")
+        return size
+
+    def number(self, key: str, default: float) -> float:
+        if self.values.get(key) is None:
+            return default
+        return float(self._checked(key, _is_positive_number, "a positive finite number"))
+
+    def flag(self, key: str, default: bool) -> bool:
+        if self.values.get(key) is None:
+            return default
+        flag: bool = self._checked(key, _is_flag, "true or false")
+        return flag
+
+    def text(self, key: str) -> str | None:
+        if self.values.get(key) is None:
+            return None
+        text: str = self._checked(key, _is_text, "a string")
+        return text
+
+    def texts(self, key: str) -> list[str]:
+        if self.values.get(key) is None:
+            return []
+        texts: list[str] = self._checked(key, _is_list_of(_is_text), "a list of strings")
+        return texts
+
+    def layers(self, key: str) -> tuple[int, ...]:
+        if self.values.get(key) is None:
+            return ()
+        need = "a list of whole numbers from 0"
+        return tuple(self._checked(key, _is_list_of(_is_layer), need))
+
+    def object(self, key: str) -> "_Fields":
+        if self.values.get(key) is None:
+            return _Fields({}, self._where)
+        values = self._checked(key, _is_object, "an object")
+        return _Fields(values, self._where, f"{self._prefix}{key}.")
+
+    def _checked(self, key: str, fits: Callable[[Any], bool], need: str) -> Any:
+        value = self.values.get(key)
+        if not fits(value):
+            raise ArtifactError(
+                f"{self._where}: {self._prefix}{key} is {value!r}; {need} is needed."
+            )
+        return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    return _is_whole(value) and value > 0
+
+
+def _is_layer(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
+
+
+def _is_positive_number(value: Any) -> bool:
+    return (_is_whole(value) or isinstance(value, float)) and 0 < value <= sys.float_info.max
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
 def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
     """Read either dialect; `where` names the file in errors."""
-    is_nested = "transformer_layer_config" in data
-    layer = data["transformer_layer_config"] if is_nested else data
-    eagle = data.get("eagle_config") or {}
-
-    def need(source: dict[str, Any], key: str) -> int:
-        value = source.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArtifactError(f"{where}: {key} is {value!r}; a positive whole number is needed.")
-        return value
-
-    hidden_size = need(layer, "hidden_size")
-    num_heads = need(layer, "num_attention_heads")
-    vocab_size = need(layer, "vocab_size")
-    taps = _taps(data, eagle, where)
-    theta, scaling = _rope(layer)
-    return HeadConfig(
-        hidden_size=hidden_size,
-        target_hidden_size=data.get("target_hidden_size") or hidden_size,
-        intermediate_size=need(layer, "intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=layer.get("num_key_value_heads") or num_heads,
-        head_dim=layer.get("head_dim") or hidden_size // num_heads,
-        vocab_size=vocab_size,
-        draft_vocab_size=data.get("draft_vocab_size") or vocab_size,
-        rms_norm_eps=layer.get("rms_norm_eps", 1e-5),
-        max_position_embeddings=layer.get("max_position_embeddings", 2048),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        taps=taps,
-        num_taps=len(taps) if taps else data.get("num_aux_hidden_states") or NUM_DEFAULT_TAPS,
-        attention_bias=bool(layer.get("attention_bias", False)),
-        sliding_window=_window(layer),
-        # speculators means True when the key is absent, everybody else False.
-        norm_before_residual=bool(data.get("norm_before_residual", is_nested)),
-        norm_before_fc=bool(data.get("norm_before_fc", eagle.get("norm_before_fc", False))),
-        fc_norm=bool(data.get("fc_norm", data.get("use_aux_norm", False))),
-        norm_output=bool(data.get("norm_output", False)),
-    )
-
-
-def _taps(data: dict[str, Any], eagle: dict[str, Any], where: str) -> tuple[int, ...] | None:
-    completed, outputs = data.get(_LAYER_IDS), eagle.get(_LAYER_IDS)
-    from_outputs = tuple(layer + 1 for layer in outputs) if outputs else None
-    if not completed:
-        return from_outputs
-    if from_outputs and tuple(completed) != from_outputs:
-        raise MismatchError(
-            f"{where} names two sets of tapped layers: {_LAYER_IDS} {completed} (completed "
-            f"layers) and eagle_config.{_LAYER_IDS} {outputs} (one less each); remove one."
+    top = _Fields(data, where)
+    is_nested = _NESTED in data
+    layer = top.object(_NESTED) if is_nested else top
+    eagle = top.object("eagle_config")
+    _check_architecture(layer, where)
+    hidden_size = layer.size("hidden_size")
+    num_heads = layer.size("num_attention_heads")
+    vocab_size = layer.size("vocab_size")
+    taps = _taps(top, eagle, where)
+    theta, scaling = _rope(layer, where)
+    try:
+        return HeadConfig(
+            hidden_size=hidden_size,
+            target_hidden_size=top.size("target_hidden_size", hidden_size),
+            intermediate_size=layer.size("intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=layer.size("num_key_value_heads", num_heads),
+            head_dim=layer.size("head_dim", hidden_size // num_heads),
+            vocab_size=vocab_size,
+            draft_vocab_size=top.size("draft_vocab_size", vocab_size),
+            rms_norm_eps=layer.number("rms_norm_eps", 1e-5),
+            max_position_embeddings=layer.size("max_position_embeddings", 2048),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            taps=taps,
+            num_taps=top.size("num_aux_hidden_states", len(taps) if taps else NUM_DEFAULT_TAPS),
+            attention_bias=layer.flag("attention_bias", False),
+            sliding_window=_window(layer),
+            # speculators means True when the key is absent, everybody else False.
+            norm_before_residual=top.flag("norm_before_residual", is_nested),
+            norm_before_fc=top.flag("norm_before_fc", eagle.flag("norm_before_fc", False)),
+            fc_norm=top.flag("fc_norm", top.flag("use_aux_norm", False)),
+            norm_output=top.flag("norm_output", False),
         )
-    return tuple(completed)
+    except ConfigError as error:
+        # Each value is fine alone; here it was a file, and not a setting, that combined them.
+        raise MismatchError(f"{where}: {error}") from error
 
 
-def _rope(layer: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
+def _check_architecture(layer: _Fields, where: str) -> None:
+    """Refuse what would load and draft badly: other layers than the one EAGLE-3 has."""
+    activation = layer.text("hidden_act")
+    if activation not in (None, _ACTIVATION):
+        raise MismatchError(
+            f"{where}: hidden_act is {activation!r}; fledge runs heads with {_ACTIVATION!r} only."
+        )
+    num_layers = layer.size("num_hidden_layers", 1)
+    if num_layers != 1:
+        raise MismatchError(
+            f"{where}: num_hidden_layers is {num_layers}; an EAGLE-3 head has 1 layer. "
+            "Is this the directory of a target?"
+        )
+
+
+def _taps(top: _Fields, eagle: _Fields, where: str) -> tuple[int, ...] | None:
+    completed, outputs = top.layers(_LAYER_IDS), eagle.layers(_LAYER_IDS)
+    from_outputs = tuple(layer + 1 for layer in outputs)
+    if completed and outputs and completed != from_outputs:
+        raise MismatchError(
+            f"{where} names two sets of tapped layers: {_LAYER_IDS} {list(completed)} (completed "
+            f"layers) and eagle_config.{_LAYER_IDS} {list(outputs)} (one less each); remove one."
+        )
+    return completed or from_outputs or None
+
+
+def _rope(layer: _Fields, where: str) -> tuple[float, dict[str, Any] | None]:
     """Theta and, for rope types beyond the default, their parameters; either schema."""
-    parameters = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    theta = parameters.get("rope_theta") or layer.get("rope_theta") or _DEFAULT_ROPE_THETA
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    newer, older = layer.object("rope_parameters"), layer.object("rope_scaling")
+    parameters = newer if newer.values else older
+    theta = parameters.number("rope_theta", layer.number("rope_theta", _DEFAULT_ROPE_THETA))
+    rope_type = parameters.text("rope_type") or parameters.text("type") or "default"
+    if rope_type not in _ROPE_TYPES:
+        raise ArtifactError(
+            f"{where}: unknown rope type {rope_type!r}; known are {', '.join(_ROPE_TYPES)}."
+        )
     if rope_type == "default":
-        return float(theta), None
-    rest = {key: value for key, value in parameters.items() if key not in _ROPE_KEYS}
-    return float(theta), {"rope_type": rope_type, **rest}
+        return theta, None
+    rest = {key: value for key, value in parameters.values.items() if key not in _ROPE_KEYS}
+    return theta, {"rope_type": rope_type, **rest}
 
 
-def _window(layer: dict[str, Any]) -> int | None:
+def _window(layer: _Fields) -> int | None:
     """The window of a head whose one layer says it slides; a bare key may be a leftover."""
-    is_sliding = (layer.get("layer_types") or [None])[0] == "sliding_attention"
-    return layer.get("sliding_window") if is_sliding else None
+    is_sliding = layer.texts("layer_types")[:1] == ["sliding_attention"]
+    return layer.size("sliding_window") if is_sliding else None
 
 
 def config_to_json(config: HeadConfig) -> dict[str, Any]:
@@ -102,7 +216,7 @@ def config_to_json(config: HeadConfig) -> dict[str, Any]:
         "num_hidden_layers": 1,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
-        "hidden_act": "silu",
+        "hidden_act": _ACTIVATION,
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
         "rope_theta": config.rope_theta,

@@ -7,9 +7,7 @@ skipped quietly. Writes the first layout, with the keys vLLM and SGLang look for
 
 import copy
 import json
-import os
-import shutil
-import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +20,26 @@ from fledge.contracts.errors import ArtifactError, MismatchError
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.head_dialects import config_to_json, json_to_config
+from fledge.models.quiet import first_line
 from fledge.models.target import Target
+from fledge.store.cache_publish import publish_directory
 
 _WEIGHTS = "model.safetensors"
 _PICKLED_WEIGHTS = "pytorch_model.bin"
 _CONFIG = "config.json"
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 _OFFSETS, _MEMBERS, _EMBEDDING = "d2t", "t2d", "embed_tokens.weight"
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
 
 
 def load_head(directory: Path) -> Eagle3Head:
     """Read a head as it is stored; `fit_to_target` checks it and moves it beside a target."""
-    data = _read_config(directory)
-    tensors = {_canonical(name): tensor for name, tensor in _read_weights(directory).items()}
-    config = json_to_config(data, where=str(directory / _CONFIG))
+    config = json_to_config(_read_config(directory), where=str(directory / _CONFIG))
+    tensors = _by_our_names(directory, _read_weights(directory))
     offsets, members = tensors.pop(_OFFSETS, None), tensors.pop(_MEMBERS, None)
+    _check_types(directory, tensors)
     embedding = tensors.pop(_EMBEDDING, None)
-    with torch.device("meta"):
-        head = Eagle3Head(config)
+    head = _empty_head(directory, config)
     _check_tensors(directory, head.state_dict(), tensors)
     head.load_state_dict(tensors, strict=True, assign=True)
     head.draft_to_target_V = _vocabulary(directory, config, offsets, members)
@@ -76,18 +76,30 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
 
 def save_head(head: Eagle3Head, directory: Path) -> None:
     """Write a head so that it is there whole or not at all; never over an existing one."""
-    if directory.exists():
-        raise ArtifactError(f"{directory} exists already; choose another place for the head.")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
+    _refuse_existing(directory)
+    with publish_directory(directory) as staging:
         text = json.dumps(config_to_json(head.config), indent=2) + "\n"
         (staging / _CONFIG).write_text(text, encoding="utf-8")
         save_file(_tensors_to_save(head), staging / _WEIGHTS, metadata={"format": "pt"})
-        staging.chmod(0o755)
-        os.rename(staging, directory)  # noqa: PTH104  (Path.rename would hide that this is atomic)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        # Publishing replaces what has come to be there while the weights were written.
+        _refuse_existing(directory)
+
+
+def _refuse_existing(directory: Path) -> None:
+    if directory.exists():
+        raise ArtifactError(f"{directory} exists already; choose another place for the head.")
+
+
+def _empty_head(directory: Path, config: HeadConfig) -> Eagle3Head:
+    """The head that a config describes, without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return Eagle3Head(config)
+    except Exception as error:  # transformers reads the rope parameters, torch the sizes
+        raise ArtifactError(
+            f"{directory / _CONFIG} describes a head that cannot be built (rope parameters "
+            f"{config.rope_scaling}, head_dim {config.head_dim}): {first_line(error)}"
+        ) from error
 
 
 def _tensors_to_save(head: Eagle3Head) -> dict[str, Tensor]:
@@ -119,20 +131,54 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
     path, pickled = directory / _WEIGHTS, directory / _PICKLED_WEIGHTS
+    if path.is_file():
+        return dict(_attempt(load_file, path))
+    if pickled.is_file():
+        return _plain_weights(pickled, _attempt(_unpickle, pickled))
+    raise ArtifactError(f"{directory} has neither {_WEIGHTS} nor {_PICKLED_WEIGHTS}.")
+
+
+def _unpickle(path: Path) -> object:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _attempt(read: Callable[[Path], Any], path: Path) -> Any:
     try:
-        if path.is_file():
-            return dict(load_file(path))
-        if pickled.is_file():
-            path = pickled
-            return dict(torch.load(pickled, map_location="cpu", weights_only=True))
+        return read(path)
     except (SafetensorError, RuntimeError, OSError, ValueError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ArtifactError(f"{path} is damaged or truncated: {reason}") from error
+        raise ArtifactError(f"{path} is damaged or truncated: {first_line(error)}") from error
     except Exception as error:  # the unpickler refuses what is not weights with its own class
         raise ArtifactError(
             f"{path} does not hold plain weights: {type(error).__name__}"
         ) from error
-    raise ArtifactError(f"{directory} has neither {_WEIGHTS} nor {_PICKLED_WEIGHTS}.")
+
+
+def _plain_weights(path: Path, content: object) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping):
+        raise ArtifactError(
+            f"{path} does not hold plain weights: it is a {type(content).__name__}, not a table "
+            "of tensors by name."
+        )
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise ArtifactError(
+                f"{path} does not hold plain weights: the entry {name!r} is a "
+                f"{type(value).__name__}; every entry must be a tensor under a name."
+            )
+    return dict(content)
+
+
+def _by_our_names(directory: Path, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under our names; two of one name would make it a matter of luck which is used."""
+    sources: dict[str, str] = {}
+    for name in stored:
+        other = sources.setdefault(_canonical(name), name)
+        if other != name:
+            raise MismatchError(
+                f"{other!r} and {name!r} in {directory} are names of the same tensor "
+                f"({_canonical(name)}); remove one of them."
+            )
+    return {ours: stored[name] for ours, name in sources.items()}
 
 
 def _canonical(name: str) -> str:
@@ -142,6 +188,19 @@ def _canonical(name: str) -> str:
         if name.startswith(prefix):
             return "midlayer." + name.removeprefix(prefix)
     return name
+
+
+def _check_types(directory: Path, weights: dict[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise MismatchError(
+                f"{name} in {directory} is of type {_type_name(tensor)}; the weights of a head "
+                "are floating-point numbers. Export the head without quantisation."
+            )
+
+
+def _type_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _check_tensors(directory: Path, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
@@ -166,6 +225,13 @@ def _vocabulary(
     directory: Path, config: HeadConfig, offsets: Tensor | None, members: Tensor | None
 ) -> Tensor:
     """Target ids of the draft tokens, checked against the target's vocabulary."""
+    targets_V = _draft_to_target(directory, config, offsets)
+    if members is not None:
+        _check_members(directory, config, members, targets_V)
+    return targets_V
+
+
+def _draft_to_target(directory: Path, config: HeadConfig, offsets: Tensor | None) -> Tensor:
     size, vocab_size = config.draft_vocab_size, config.vocab_size
     if offsets is None:
         if size != vocab_size:
@@ -174,6 +240,11 @@ def _vocabulary(
                 f"for a target of {vocab_size}."
             )
         return torch.arange(size)
+    if offsets.dtype not in _INTEGERS:
+        raise MismatchError(
+            f"{_OFFSETS} in {directory} is of type {_type_name(offsets)}; offsets between token "
+            "ids are whole numbers (int64)."
+        )
     if offsets.shape != (size,):
         raise MismatchError(
             f"{_OFFSETS} in {directory} has shape {list(offsets.shape)}; "
@@ -188,6 +259,20 @@ def _vocabulary(
         )
     if torch.unique(targets_V).numel() != size:
         raise MismatchError(f"{_OFFSETS} in {directory} maps two draft tokens to one target id.")
-    if members is not None and not torch.equal(members.nonzero()[:, 0], targets_V.sort().values):
-        raise MismatchError(f"{_MEMBERS} and {_OFFSETS} in {directory} name different tokens.")
     return targets_V
+
+
+def _check_members(directory: Path, config: HeadConfig, members: Tensor, targets_V: Tensor) -> None:
+    if members.shape != (config.vocab_size,):
+        raise MismatchError(
+            f"{_MEMBERS} in {directory} has shape {list(members.shape)}; vocab_size says "
+            f"[{config.vocab_size}]."
+        )
+    is_flags = members.dtype == torch.bool
+    if not is_flags and (members.dtype != torch.uint8 or int(members.max()) > 1):
+        raise MismatchError(
+            f"{_MEMBERS} in {directory} is of type {_type_name(members)}, up to "
+            f"{members.max().item()}; it must be bool, or uint8 with 0 and 1."
+        )
+    if not torch.equal(members.nonzero()[:, 0], targets_V.sort().values):
+        raise MismatchError(f"{_MEMBERS} and {_OFFSETS} in {directory} name different tokens.")

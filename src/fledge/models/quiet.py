@@ -1,4 +1,4 @@
-"""Keeps transformers silent while it converts: fledge has its own progress and its own errors."""
+"""Keeps transformers silent while it works, and short when it fails: our own messages matter."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -32,3 +32,10 @@ def quiet_transformers() -> Iterator[None]:
 
 def _without_bar(items: Iterable[Any], *_: object, **__: object) -> Iterable[Any]:
     return items
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in one line, for the end of a message of ours."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # transformers' validators name the field in the first line and the value in the second.
+    return " ".join(line.strip() for line in (lines[:2] if lines[0].endswith(":") else lines[:1]))

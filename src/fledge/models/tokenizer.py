@@ -7,6 +7,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from fledge.contracts.errors import ArtifactError, RequestError
+from fledge.models.quiet import first_line
 
 Message = dict[str, Any]
 
@@ -23,7 +24,7 @@ class TargetTokenizer:
             return cls(AutoTokenizer.from_pretrained(directory, local_files_only=True))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
-                f"no usable tokenizer in {directory}: {_first_line(error)}. A target directory "
+                f"no usable tokenizer in {directory}: {first_line(error)}. A target directory "
                 "needs tokenizer.json (or its predecessors) and tokenizer_config.json."
             ) from error
 
@@ -48,7 +49,7 @@ class TargetTokenizer:
             )
         except Exception as error:  # templates are programs and raise what they like
             raise RequestError(
-                f"the target's chat template refuses these messages: {_first_line(error)}"
+                f"the target's chat template refuses these messages: {first_line(error)}"
             ) from error
         # The template writes the special tokens itself: adding them again would double the BOS.
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -66,7 +67,3 @@ class TargetTokenizer:
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(text)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
