@@ -35,6 +35,7 @@ def load_model(directory: Path, *, dtype: torch.dtype, device: torch.device) -> 
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
+                trust_remote_code=False,
                 output_loading_info=True,
                 # Refused below, where the tensor and both shapes can be named.
                 ignore_mismatched_sizes=True,
@@ -153,7 +154,8 @@ def _load_config(directory: Path) -> Any:
     if not (directory / "config.json").is_file():
         raise ArtifactError(f"{directory} has no config.json; it is not a target directory.")
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True)
+        # Said outright: otherwise transformers asks at the terminal whether to run code it found.
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every config class checks its values in its own way
         raise ArtifactError(
             f"cannot read {directory / 'config.json'}: {first_line(error)}"

@@ -21,12 +21,17 @@ class TargetTokenizer:
     @classmethod
     def load(cls, directory: Path) -> "TargetTokenizer":
         try:
-            return cls(AutoTokenizer.from_pretrained(directory, local_files_only=True))
+            tokenizer = AutoTokenizer.from_pretrained(
+                directory,
+                local_files_only=True,
+                trust_remote_code=False,  # otherwise transformers asks at the terminal
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
                 f"no usable tokenizer in {directory}: {first_line(error)}. A target directory "
                 "needs tokenizer.json (or its predecessors) and tokenizer_config.json."
             ) from error
+        return cls(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:

@@ -220,6 +220,20 @@ def test_config_garbage(directory: Path, content: bytes, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_code_beside_the_weights_is_refused_without_a_question(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked the user"))
+    change_config(directory, model_type="other", auto_map={"AutoConfig": "code.Config"})
+    with pytest.raises(ArtifactError, match=r"cannot read .*config\.json.*custom code"):
+        load(directory)
+    path = directory / "tokenizer_config.json"
+    settings = {"tokenizer_class": "Other", "auto_map": {"AutoTokenizer": ["code.Other", None]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(ArtifactError, match="no usable tokenizer in .*custom code"):
+        TargetTokenizer.load(directory)
+
+
 def test_a_directory_without_config(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"has no config.json; it is not a target directory"):
         load(tmp_path)
