@@ -81,6 +81,8 @@ def save_head(head: Eagle3Head, directory: Path) -> None:
         text = json.dumps(config_to_json(head.config), indent=2) + "\n"
         (staging / _CONFIG).write_text(text, encoding="utf-8")
         save_file(_tensors_to_save(head), staging / _WEIGHTS, metadata={"format": "pt"})
+        # The writer makes its file private, unlike every other file here.
+        (staging / _WEIGHTS).chmod((staging / _CONFIG).stat().st_mode)
         # Publishing replaces what has come to be there while the weights were written.
         _refuse_existing(directory)
 

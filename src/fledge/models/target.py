@@ -23,7 +23,6 @@ from fledge.models.tokenizer import TargetTokenizer
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import PackedPass
 
-_FULL_ATTENTION = "full_attention"
 _NEUTRAL_GENERATION_SETTINGS = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
@@ -85,16 +84,10 @@ class Target:
 
     @property
     def layers(self) -> nn.ModuleList:
-        layers: nn.ModuleList = self._model.get_decoder().layers
+        """The decoder layers, in order."""
+        decoder = self._model.get_decoder()
+        layers: nn.ModuleList = decoder.layers if hasattr(decoder, "layers") else decoder.h
         return layers
-
-    @property
-    def full_attention_layers(self) -> tuple[int, ...]:
-        """0-based indices of the layers that see the whole context."""
-        types = getattr(self.config, "layer_types", None)
-        if types is None:
-            return tuple(range(self.num_layers))
-        return tuple(i for i, kind in enumerate(types) if kind == _FULL_ATTENTION)
 
     @property
     def unused_generation_settings(self) -> dict[str, object]:

@@ -5,6 +5,7 @@ directory, so every other hidden sibling belongs to a run that died and may be r
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,9 +52,11 @@ def _take_place(temporary: Path, final: Path) -> None:
 
 
 def _remove_leftovers(final: Path) -> None:
-    for suffix in ("tmp", "old"):
-        for leftover in final.parent.glob(f".{final.name}.*.{suffix}"):
-            shutil.rmtree(leftover, ignore_errors=True)
+    # A process id between the name and the ending, so that `head` leaves `head.v2` alone.
+    pattern = re.compile(rf"\.{re.escape(final.name)}\.\d+\.(tmp|old)")
+    for sibling in final.parent.iterdir():
+        if pattern.fullmatch(sibling.name):
+            shutil.rmtree(sibling, ignore_errors=True)
 
 
 def _flush_tree(directory: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fledge import Engine, SamplingParams
@@ -192,7 +193,8 @@ def test_a_directory_that_appears_during_a_save_is_not_replaced(
 ) -> None:
     directory = tmp_path / "head"
 
-    def interfere(*args: object, **kwargs: object) -> None:
+    def interfere(*args: Any, **kwargs: Any) -> None:
+        save_file(*args, **kwargs)
         directory.mkdir()
         (directory / "precious").touch()
 
@@ -252,3 +254,10 @@ def test_a_loaded_head_takes_the_targets_type_and_drafts(files: Files) -> None:
     params = SamplingParams(max_tokens=12)
     plain = Engine(target).generate([[5, 6, 7]], params)[0]
     assert engine.generate([[5, 6, 7]], params)[0].token_ids == plain.token_ids
+
+
+def test_saved_files_are_as_readable_as_each_other(tmp_path: Path) -> None:
+    """The writer of the weights makes its file private, which a server under another user meets."""
+    save_head(tiny_head(target_of(tiny_model())), tmp_path / "head")
+    modes = {path.stat().st_mode for path in (tmp_path / "head").iterdir()}
+    assert len(modes) == 1

@@ -403,11 +403,6 @@ def test_taps_that_do_not_fit(taps: tuple[int, ...]) -> None:
     assert f"taps {list(taps)} do not fit the target, which has 4 layers" in str(caught.value)
 
 
-def test_full_attention_layers() -> None:
-    assert target_of(tiny_model("llama")).full_attention_layers == (0, 1, 2, 3)
-    assert target_of(tiny_model("gemma3-hybrid")).full_attention_layers == (1, 3)
-
-
 @pytest.mark.parametrize("eos", [None, 7, [7, 9]])
 def test_end_of_text_ids_are_those_of_generate(eos: int | list[int] | None) -> None:
     model = tiny_model("llama")
