@@ -3,6 +3,7 @@
 In bfloat16 a pass over a tree and a pass over one token round differently, so the argmax may change
 where the two best logits are nearly equal. For each prompt this finds the first token at which the
 two answers differ, and measures how far apart the two candidates are in the target's own logits.
+In float32 it also asks transformers' own generate, and nothing should differ.
 
     python tools/measure_near_ties.py --target T --out benchmarks/FILE.json
                                       [--prompts FILE.jsonl] [--num-prompts N] [--dtype bfloat16]
@@ -11,10 +12,12 @@ two answers differ, and measures how far apart the two candidates are in the tar
 import argparse
 import json
 import time
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.outputs import Completion
@@ -71,9 +74,9 @@ def logits_after(target: Target, token_ids: list[int]) -> torch.Tensor:
     return output.logits_RV[0].float()
 
 
-def compare(target: Target, plain: Completion, other: Completion) -> dict[str, Any] | None:
+def compare(target: Target, plain: Completion, other: Many[int]) -> dict[str, Any] | None:
     """The first difference between two answers, or None when they are equal."""
-    pairs = zip(plain.token_ids, other.token_ids, strict=False)
+    pairs = zip(plain.token_ids, other, strict=False)
     for index, (expected, actual) in enumerate(pairs):
         if expected == actual:
             continue
@@ -137,6 +140,10 @@ def main() -> None:
         "plain": {"num_tokens": sum(c.stats.num_tokens for c in plain), "seconds": seconds},
         "variants": {},
     }
+    if target.dtype == torch.float32:
+        report["variants"]["transformers generate"] = count_differences(
+            target, plain, answers_of_transformers(target, plain, args.max_tokens)
+        )
     for name, variant in variants(engine, plain).items():
         completions, seconds = run(variant, prompts, params)
         report["variants"][name] = summarise(target, plain, completions, seconds)
@@ -167,17 +174,45 @@ def variants(engine: Engine, plain: list[Completion]) -> dict[str, Engine]:
     }
 
 
+def answers_of_transformers(
+    target: Target, plain: list[Completion], max_tokens: int
+) -> list[list[int]]:
+    """The same prompts through transformers' own generate, one at a time."""
+    assert target.directory is not None
+    model = AutoModelForCausalLM.from_pretrained(target.directory, dtype=target.dtype)
+    model = model.to(target.device).eval()
+    answers = []
+    for completion in plain:
+        ids = torch.tensor([completion.prompt_token_ids], device=target.device)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+        )
+        answers.append(output[0, ids.shape[1] :].tolist())
+    return answers
+
+
 def summarise(
     target: Target, plain: list[Completion], other: list[Completion], seconds: float
 ) -> dict[str, Any]:
-    found = [compare(target, *pair) for pair in zip(plain, other, strict=True)]
     cycles = sum(c.stats.cycles for c in other)
-    differences = [d for d in found if d]
     return {
         "num_tokens": sum(c.stats.num_tokens for c in other),
         "accept_length": sum(c.stats.num_tokens - 1 for c in other) / cycles,
         "seconds": seconds,
-        "num_equal": sum(d is None for d in found),
+        **count_differences(target, plain, [c.token_ids for c in other]),
+    }
+
+
+def count_differences(
+    target: Target, plain: list[Completion], other: Many[Many[int]]
+) -> dict[str, Any]:
+    found = [compare(target, *pair) for pair in zip(plain, other, strict=True)]
+    differences = [d for d in found if d]
+    return {
+        "num_equal": len(found) - len(differences),
         "num_different": len(differences),
         "largest_margin_in_spacings": max(
             (d["margin"] / d["bfloat16_spacing"] for d in differences), default=0.0

@@ -16,11 +16,16 @@ def collect(*, device: str, commit: str | None = None) -> dict[str, object]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit or _git_commit(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *(_without_home(word) for word in sys.argv)]),
         "device": device,
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
     }
+
+
+def _without_home(word: str) -> str:
+    """Absolute paths by their last name: a published file need not say where somebody lives."""
+    return Path(word).name if word.startswith("/") else word
 
 
 def _version(package: str) -> str | None:
