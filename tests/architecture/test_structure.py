@@ -46,9 +46,10 @@ def test_source_files_stay_small(path: Path) -> None:
 
 @pytest.mark.parametrize("path", python_files("src", "tools", "tests"), ids=relative)
 def test_functions_stay_small(path: Path) -> None:
+    """Counted without the signature: a verb has one line for each option it takes."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            num_lines = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
             assert num_lines <= MAX_FUNCTION_LINES, f"{node.name} has {num_lines} lines"
 
 

@@ -165,7 +165,12 @@ def test_catches_noise_reused_between_positions(model: Any, mutate: Any) -> None
 
 def test_catches_unprocessed_probabilities_at_the_bonus_token(model: Any, mutate: Any) -> None:
     def bonus_unprocessed(
-        logits_RV: Tensor, first_row_B: Tensor, tree: TreeBatch, batch: Any, position_B: Tensor
+        logits_RV: Tensor,
+        first_row_B: Tensor,
+        tree: TreeBatch,
+        batch: Any,
+        position_B: Tensor,
+        penalties: None,
     ) -> accept.Walk:
         walk = accept.walk_gumbel(logits_RV, first_row_B, tree, batch, position_B)
         last_B1 = walk.lengths_B[:, None] - 1

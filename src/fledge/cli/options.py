@@ -134,6 +134,34 @@ MinPOption = Annotated[
         rich_help_panel=_SAMPLING,
     ),
 ]
+RepetitionPenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--repetition-penalty",
+        metavar="R",
+        help="Above 1, tokens of the prompt and the answer become less probable; "
+        "not given, the target's own setting counts.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+PresencePenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--presence-penalty",
+        metavar="P",
+        help="Above 0, tokens of the answer become less probable.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+FrequencyPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--frequency-penalty",
+        metavar="P",
+        help="Above 0, tokens become less probable each time they are said.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 SeedOption = Annotated[
     int,
     typer.Option(

@@ -27,6 +27,16 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop tokens less probable than this fraction of the most probable one."""
 
+    repetition_penalty: float | None = None
+    """Divides the logits of tokens already in the prompt or the answer; 1 does nothing. None takes
+    what the target's generation_config.json asks for, as transformers does."""
+
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens already in the answer."""
+
+    frequency_penalty: float = 0.0
+    """Subtracted from the logits of a token once for each time it is in the answer."""
+
     seed: int = 0
     """Same seed, same prompt, same parameters: same text, with or without a head."""
 
@@ -59,6 +69,14 @@ class SamplingParams:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
         if not 0 <= self.min_p <= 1:
             raise ConfigError(f"min_p is {self.min_p}; it must be between 0 and 1.")
+        penalty = self.repetition_penalty
+        if penalty is not None and not (math.isfinite(penalty) and penalty > 0):
+            raise ConfigError(
+                f"repetition_penalty is {penalty}; it must be a positive number, 1 for none."
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number.")
         if not 0 <= self.seed < _MAX_SEED:
             raise ConfigError(f"seed is {self.seed}; it must be between 0 and 2**63 - 1.")
         if any(not text for text in self.stop):
@@ -67,3 +85,8 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        repeats = self.repetition_penalty not in (None, 1.0)
+        return repeats or self.presence_penalty != 0 or self.frequency_penalty != 0

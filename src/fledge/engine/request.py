@@ -1,7 +1,7 @@
 """What a user asks, checked and turned into token ids before anything runs."""
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fledge.contracts.errors import RequestError
@@ -55,6 +55,8 @@ class RequestMaker:
         self._check(token_ids)
         if params.stop and target.tokenizer is None:
             raise RequestError("stop texts need a tokenizer, and this target was built without.")
+        if params.repetition_penalty is None:
+            params = replace(params, repetition_penalty=target.repetition_penalty)
         eos = frozenset() if params.ignore_eos else target.eos_token_ids
         return Request(
             prompt_token_ids=tuple(token_ids),

@@ -19,10 +19,11 @@ from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import SequencePart, pack
+from fledge.ops.penalties import Penalties, Said, make_penalties
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
 from fledge.ops.tree import TreeBatch, ancestors, root_only
 
-WalkRule = Callable[[Tensor, Tensor, TreeBatch, SamplingBatch, Tensor], Walk]
+WalkRule = Callable[[Tensor, Tensor, TreeBatch, SamplingBatch, Tensor, Penalties | None], Walk]
 _RULES: dict[AcceptRule, WalkRule] = {"gumbel": walk_gumbel, "rejection": walk_rejection}
 
 
@@ -109,8 +110,18 @@ class Verifier:
         params = [seq.request.params for seq in sequences]
         device = logits_RV.device
         positions_B = torch.tensor([len(seq.output_ids) for seq in sequences], device=device)
-        batch = make_sampling_batch(params, device)
-        return self._walk(logits_RV, rows_B, trees, batch, positions_B)
+        said = [
+            Said(p, s.request.prompt_token_ids, s.output_ids)
+            for p, s in zip(params, sequences, strict=True)
+        ]
+        return self._walk(
+            logits_RV,
+            rows_B,
+            trees,
+            make_sampling_batch(params, device),
+            positions_B,
+            make_penalties(said, logits_RV.shape[-1], device),
+        )
 
     def _compact(self, moves: list[tuple[Sequence, int, Tensor]]) -> None:
         """Put the accepted nodes' cache entries where their tokens belong."""

@@ -24,7 +24,6 @@ from fledge.ops.kv import KVPool
 from fledge.ops.packed import PackedPass
 
 _NEUTRAL_GENERATION_SETTINGS = {
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
@@ -88,6 +87,11 @@ class Target:
         decoder = self._model.get_decoder()
         layers: nn.ModuleList = decoder.layers if hasattr(decoder, "layers") else decoder.h
         return layers
+
+    @property
+    def repetition_penalty(self) -> float:
+        """What the target's generation_config.json asks for; 1 means nothing."""
+        return float(getattr(self._model.generation_config, "repetition_penalty", None) or 1.0)
 
     @property
     def unused_generation_settings(self) -> dict[str, object]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.noise import gumbel, uniform
+from fledge.ops.penalties import Penalties
 from fledge.ops.sampling import SamplingBatch, process_logits, sample
 from fledge.ops.tree import TreeBatch, is_real, match_child
 
@@ -40,15 +41,25 @@ class Walk:
 class _Recorder:
     """Collects the levels of a walk; requests that have stopped add nothing more."""
 
-    def __init__(self, num_requests: int, device: torch.device) -> None:
+    def __init__(
+        self, num_requests: int, device: torch.device, penalties: Penalties | None
+    ) -> None:
+        self._penalties = penalties
         self.walking_B = torch.ones(num_requests, dtype=torch.bool, device=device)
         self.node_B = torch.zeros(num_requests, dtype=torch.long, device=device)
         self._lengths_B = torch.zeros_like(self.node_B)
         self._tokens: list[Tensor] = []
         self._nodes: list[Tensor] = []
 
+    def logits(self, logits_RV: Tensor, first_row_B: Tensor) -> Tensor:
+        """Logits at the current nodes, with what was said on the way there held against them."""
+        logits_BV = logits_RV[first_row_B + self.node_B]
+        return logits_BV if self._penalties is None else self._penalties.apply(logits_BV)
+
     def record(self, token_B: Tensor, child_B: Tensor) -> None:
         """The token chosen at the current node, and the child that holds it (0 for none)."""
+        if self._penalties is not None:
+            self._penalties.record(token_B)
         self._tokens.append(token_B)
         self._nodes.append(self.node_B)
         self._lengths_B += self.walking_B
@@ -69,12 +80,14 @@ def walk_gumbel(
     tree: TreeBatch,
     batch: SamplingBatch,
     position_B: Tensor,
+    penalties: Penalties | None = None,
 ) -> Walk:
     """Accept drafts that equal the target's own samples; row `first_row + node` holds a node."""
     real_BN = is_real(tree)
-    recorder = _Recorder(tree.num_requests, logits_RV.device)
+    recorder = _Recorder(tree.num_requests, logits_RV.device, penalties)
     for level in range(tree.max_size):
-        token_B = sample(logits_RV[first_row_B + recorder.node_B], batch, position_B + level)
+        logits_BV = recorder.logits(logits_RV, first_row_B)
+        token_B = sample(logits_BV, batch, position_B + level)
         recorder.record(token_B, match_child(tree, real_BN, recorder.node_B, token_B))
         if not recorder.walking_B.any():
             break
@@ -87,14 +100,15 @@ def walk_rejection(
     tree: TreeBatch,
     batch: SamplingBatch,
     position_B: Tensor,
+    penalties: Penalties | None = None,
 ) -> Walk:
     """Accept or reject drafts by coins; greedy requests walk as in `walk_gumbel`."""
     if batch.all_greedy:
-        return walk_gumbel(logits_RV, first_row_B, tree, batch, position_B)
+        return walk_gumbel(logits_RV, first_row_B, tree, batch, position_B, penalties)
     real_BN = is_real(tree)
-    recorder = _Recorder(tree.num_requests, logits_RV.device)
+    recorder = _Recorder(tree.num_requests, logits_RV.device, penalties)
     for level in range(tree.max_size):
-        logits_BV = logits_RV[first_row_B + recorder.node_B]
+        logits_BV = recorder.logits(logits_RV, first_row_B)
         level_B = position_B + level
         token_B, child_B = _try_children(logits_BV, tree, real_BN, recorder.node_B, batch, level_B)
         greedy_token_B = logits_BV.argmax(dim=-1)

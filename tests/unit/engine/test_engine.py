@@ -38,6 +38,7 @@ class Reciter:
     vocab_size = TOKENIZER.num_tokens
     context_len = CONTEXT_LEN
     eos_token_ids = frozenset([EOS])
+    repetition_penalty = 1.0
 
     def __init__(self, script: Many[int] = SCRIPT, tokenizer: Any = TOKENIZER) -> None:
         self._script = script

@@ -36,8 +36,8 @@ def test_it_says_which_of_the_targets_wishes_it_does_not_fulfil(tmp_path: Path) 
     """transformers would obey them even in greedy decoding, and then differ from us."""
     directory = save_tiny_target(tmp_path / "target")
     path = directory / "generation_config.json"
-    wishes = json.loads(path.read_text()) | {"repetition_penalty": 1.1, "num_beams": 1}
+    wishes = json.loads(path.read_text()) | {"no_repeat_ngram_size": 3, "num_beams": 1}
     path.write_text(json.dumps(wishes))
     notes = Notes()
     Engine.load(str(directory), device="cpu", progress=notes)
-    assert "asks for {'repetition_penalty': 1.1} in its generation_config.json" in notes.lines[1]
+    assert "asks for {'no_repeat_ngram_size': 3} in its generation_config.json" in notes.lines[1]
