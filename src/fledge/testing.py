@@ -98,6 +98,9 @@ def tiny_model(
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     draw_wide(model, seed=seed)
+    if getattr(config, "attn_logit_softcapping", None):
+        # Fused attention in transformers 5.17 leaves the soft-cap out without a word.
+        model.set_attn_implementation("eager")
     return model.to(dtype).eval()
 
 

@@ -20,9 +20,6 @@ PROMPT_LENS = (5, 23, 1, 12, 37, 9, 2, 16)
 def pair(architecture: str, seed: int = 0) -> tuple[Any, Target]:
     """A transformers model and our target over the same weights."""
     model = tiny_model(architecture, seed=seed)
-    if getattr(model.config, "attn_logit_softcapping", None):
-        # Fused attention in transformers 5.17 leaves the soft-cap out without a word.
-        model.set_attn_implementation("eager")
     return model, target_of(model)
 
 

@@ -401,9 +401,12 @@ def test_texts_and_conversations_go_through_the_template(target: Target) -> None
     assert one.prompt_token_ids == tuple(TOKENIZER.encode("<|user|>hi<eos><|assistant|>"))
 
 
-def test_a_template_that_refuses_is_a_request_error(target: Target) -> None:
-    with pytest.raises(RequestError, match="chat template refuses these messages"):
-        Engine(target).generate([[{"content": lambda: None, "role": 3 + 4j}, "not a message"]])
+def test_a_template_that_refuses_is_a_request_error() -> None:
+    inner = tiny_tokenizer()
+    inner.chat_template = "{{ raise_exception('roles must alternate') }}"
+    target = target_of(tiny_model(vocab_size=len(inner)), TargetTokenizer(inner))
+    with pytest.raises(RequestError, match="template refuses these messages: roles must alternate"):
+        Engine(target).generate([[{"role": "user", "content": "hello"}]])
 
 
 def test_as_many_parameters_as_prompts(target: Target) -> None:
