@@ -88,7 +88,8 @@ def test_an_empty_stop_text_is_refused() -> None:
     ],
 )
 def test_sampling_parameters_at_the_edge_are_taken(good: dict[str, float]) -> None:
-    SamplingParams(**good)
+    params = SamplingParams(**good)
+    assert {name: getattr(params, name) for name in good} == good
 
 
 def test_greedy_is_temperature_zero() -> None:
@@ -165,9 +166,10 @@ def test_exit_codes() -> None:
     assert MismatchError.exit_code == 1
 
 
-def test_silent_progress_does_nothing_and_does_not_fail() -> None:
+def test_silent_progress_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     progress = SilentProgress()
     progress.note("hello")
     with progress.task("reading", total=None) as task:
         task.advance(3)
         task.update_total(5)
+    assert capfd.readouterr() == ("", "")
