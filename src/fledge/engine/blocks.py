@@ -74,4 +74,5 @@ class SlotTable:
         """Give everything back; the table is empty afterwards."""
         self._pool.give_back(self._blocks)
         self._blocks = []
-        self.slots = self.slots[:0]
+        # Not a view of the old table: torch aborts when one dies in the interpreter's last moments.
+        self.slots = torch.empty(0, dtype=torch.long, device=self.slots.device)

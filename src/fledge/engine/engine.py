@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
 
+from fledge.contracts.errors import RequestError
 from fledge.contracts.outputs import Chunk, Completion
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.sampling import SamplingParams
@@ -93,7 +94,7 @@ class Engine:
         sequences = [self.add(request) for request in requests]
         try:
             while not all(seq.is_finished for seq in sequences):
-                self.step()
+                self._advance(sequences)
         finally:
             self.abort(sequences)
         return [seq.completion() for seq in sequences]
@@ -108,7 +109,7 @@ class Engine:
         try:
             while True:
                 while len(seq.output_ids) == num_sent:
-                    self.step()
+                    self._advance([seq])
                 fresh = tuple(seq.output_ids[num_sent:])
                 num_sent += len(fresh)
                 completion = seq.completion() if seq.is_finished else None
@@ -142,8 +143,28 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
+    def _advance(self, sequences: Many[Sequence]) -> None:
+        if any(seq.is_dropped for seq in sequences):
+            raise RequestError(
+                "the request was dropped: a pass that served it together with others failed or "
+                "was interrupted. Ask again."
+            )
+        self.step()
+
     def step(self) -> None:
         """One cycle: read the prompts of new requests, draft and verify for the others."""
+        try:
+            self._cycle()
+        except BaseException:
+            # Some requests may have been committed and others not, caches half moved: a truthful
+            # answer can only be had by asking again.
+            for seq in self._running:
+                seq.is_dropped = not seq.is_finished
+                seq.table.release()
+            self._running = []
+            raise
+
+    def _cycle(self) -> None:
         admitted = self._admit()
         if admitted:
             self._verifier.prefill(admitted)

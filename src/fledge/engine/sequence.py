@@ -26,6 +26,9 @@ class Sequence:
         self.table = table
         self.output_ids: list[int] = []
         self.cycles = 0
+        self.is_dropped = False
+        """A pass it took part in failed half-way, so nothing more can be said truthfully."""
+
         self.finish_reason: FinishReason | None = None
         self.unread_features_NF: Tensor | None = None
         """Features of the last cycle's tokens, which the head has not seen yet."""

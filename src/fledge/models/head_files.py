@@ -67,8 +67,8 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
             f"{'the target' if embedding is None else 'its checkpoint'} brings {shape}."
         )
     target.check_taps(config.resolve_taps(target.num_layers))
-    weight = head.fc.weight
-    if weight.device == target.device and weight.dtype == target.dtype:
+    place = (target.device, target.dtype)
+    if all((weight.device, weight.dtype) == place for weight in head.parameters()):
         return head
     # `to` changes a module in place, and the caller's head may serve elsewhere too.
     return copy.deepcopy(head).to(device=target.device, dtype=target.dtype)

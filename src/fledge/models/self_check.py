@@ -60,6 +60,7 @@ def _read_in_two_passes(target: Target, probes: list[Tensor]) -> list[Tensor]:
         logits_TV = target.forward(packed, pool).logits_RV
         passes.append([logits_TV[segment.rows] for segment in packed.segments])
     _check_layers(target, pool)
+    _check_window(target, {window for segment in packed.segments for window in segment.masks})
     return [torch.cat(rows) for rows in zip(*passes, strict=True)]
 
 
@@ -70,4 +71,16 @@ def _check_layers(target: Target, pool: KVPool) -> None:
             f"layers {bypassing} of model type {target.config.model_type!r} do not go through "
             "fledge's attention (recurrent layers, or attention of their own making); fledge keeps "
             "no state for them and does not drive this architecture."
+        )
+
+
+def _check_window(target: Target, asked: set[int | None]) -> None:
+    """The probes are shorter than most windows, so a window that gets lost must be seen here."""
+    config = target.config
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and window not in asked:
+        raise MismatchError(
+            f"model type {config.model_type!r} has a sliding window of {window} tokens that its "
+            "attention does not ask for; beyond it the answers would change, so fledge does not "
+            "drive it."
         )

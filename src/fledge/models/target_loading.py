@@ -111,6 +111,11 @@ def _check_layers(text_config: Any, name: str) -> None:
             f"{', '.join(sorted(_KNOWN_LAYER_TYPES))}. Linear-attention and recurrent layers keep "
             "a running state that cannot be rolled back after a rejected draft."
         )
+    if getattr(text_config, "use_bidirectional_attention", False):
+        raise MismatchError(
+            f"{name} is set to use_bidirectional_attention; fledge drives models whose tokens see "
+            "only what came before them."
+        )
     if getattr(text_config, "num_kv_shared_layers", 0):
         raise MismatchError(
             f"{name} shares keys and values between {text_config.num_kv_shared_layers} layers, "

@@ -4,6 +4,9 @@ Catches answers lost because another caller's step finished them, answers counte
 that is changed under the hands of the engine that uses it.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -79,3 +82,44 @@ def test_drafts_beyond_the_context_of_learned_positions() -> None:
 def test_one_prompt_where_a_list_is_wanted(target: Target, prompts: object) -> None:
     with pytest.raises(RequestError, match="takes a list of prompts, and this is one prompt"):
         Engine(target).generate(prompts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_failing_step_drops_its_neighbours_and_says_so(
+    target: Target, has_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that breaks off may have committed one request and not the other."""
+    engine = Engine(target, tiny_head(target) if has_head else None)
+    first, second = engine.stream([5], _params(9)), engine.stream([7], _params(9))
+    next(first)
+    next(second)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._verifier, "_compact", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            list(first)
+    with pytest.raises(RequestError, match="the request was dropped"):
+        list(second)
+    assert not engine.has_work
+    assert engine.generate([[7]], _params(9))[0].token_ids == _alone(target, [7], 9)
+
+
+def _interrupt(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_head_of_mixed_precision_is_made_one(target: Target) -> None:
+    head = tiny_head(target)
+    head.midlayer.to(torch.bfloat16)
+    completion = Engine(target, head).generate([[5, 6]], _params(4))[0]
+    assert completion.token_ids == _alone(target, [5, 6], 4)
+
+
+def test_a_stream_left_open_does_not_break_the_end_of_the_program() -> None:
+    program = (
+        "from fledge import Engine, SamplingParams\n"
+        "from fledge.testing import target_of, tiny_model\n"
+        "stream = Engine(target_of(tiny_model())).stream([5], SamplingParams(max_tokens=9))\n"
+        "next(stream)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

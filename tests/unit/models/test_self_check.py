@@ -87,3 +87,18 @@ def test_an_untested_family_is_checked_on_loading_and_then_works(tmp_path: Path)
     )
     completion = engine.generate([prompt], SamplingParams(max_tokens=12))[0]
     assert list(completion.token_ids) == expected[0, 4:].tolist()
+
+
+def test_a_window_that_the_attention_does_not_ask_for_is_refused() -> None:
+    """The probes are shorter than the window: only what the layers ask for can show it."""
+    config = AutoConfig.for_model("phimoe", sliding_window=16, num_local_experts=2, **SIZES)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+    draw_wide(model, seed=0)
+    with pytest.raises(MismatchError, match="a sliding window of 16 tokens that its attention"):
+        check_same_as_transformers(Target(model.eval(), None, None))
+
+
+def test_attention_in_both_directions_is_refused_by_its_flag() -> None:
+    model = tiny_model("gemma3-hybrid", use_bidirectional_attention=True)
+    with pytest.raises(MismatchError, match="use_bidirectional_attention"):
+        target_of(model)
