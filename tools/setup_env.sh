@@ -14,6 +14,7 @@ unfinished=$venv/.fledge-installing
 
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "error: $*"; exit 1; }
+trap 'say "interrupted; run make again to go on"; exit 130' INT
 
 # Prints the first Python that fledge supports. Running it is the only proof: some systems put
 # names on the PATH that lead nowhere.

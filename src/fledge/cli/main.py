@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exit_code = _run(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        _say("interrupted; finished downloads are kept, the same command goes on from there.")
+        _say("interrupted; nothing that was finished is lost, the same command may be run again.")
         exit_code = _INTERRUPTED
     except BrokenPipeError:
         _abandon_stdout()

@@ -54,6 +54,10 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number.")
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{name} is {value!r}; it must be a number.")
         stop: object = self.stop
         if isinstance(stop, str):
             raise ConfigError(f"stop is the text {stop!r}; it must be a tuple of texts.")

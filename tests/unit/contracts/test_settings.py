@@ -64,6 +64,12 @@ def test_whole_numbers_are_wanted(name: str, value: object) -> None:
     assert str(caught.value) == f"{name} is {value!r}; it must be a whole number."
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "frequency_penalty"])
+def test_numbers_are_wanted(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '0.7'; it must be a number"):
+        SamplingParams(**{name: "0.7"})
+
+
 def test_a_bare_stop_text_is_refused() -> None:
     """It would be read as one stop text for each letter."""
     with pytest.raises(ConfigError, match="stop is the text 'abc'; it must be a tuple of texts"):
