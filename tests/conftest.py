@@ -5,10 +5,16 @@ that need them skip with a reason when they are absent.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+
+
+# A run started in the background may ignore Ctrl-C, and so would every program it tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
