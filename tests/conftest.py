@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-
 # A run started in the background may ignore Ctrl-C, and so would every program it tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
