@@ -12,6 +12,7 @@ from fledge.cli.loading import Choice, Loaded, load
 from fledge.cli.render import count, figures, say
 from fledge.contracts.errors import FledgeError, RequestError
 from fledge.contracts.outputs import Completion
+from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 
@@ -31,7 +32,7 @@ SystemOption = Annotated[
 
 
 def chat(
-    target: options.TargetOption = options.DEFAULT_TARGET,
+    target: options.TargetOption = DEFAULT_TARGET,
     head: options.HeadOption = options.NO_HEAD,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",

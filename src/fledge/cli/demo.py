@@ -14,6 +14,7 @@ from fledge.cli.answering import show_answer
 from fledge.cli.loading import Choice, Loaded, load
 from fledge.cli.render import figures, print_json, say
 from fledge.contracts.outputs import Completion
+from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
 
 PROMPT = "In three sentences, explain how a young eagle learns to fly."
@@ -26,7 +27,7 @@ Try next:
 
 
 def demo(
-    target: options.TargetOption = options.DEFAULT_TARGET,
+    target: options.TargetOption = DEFAULT_TARGET,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
     max_tokens: options.MaxTokensOption = _MAX_TOKENS,

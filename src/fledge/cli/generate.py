@@ -10,6 +10,7 @@ from fledge.cli.loading import Choice, Loaded, load
 from fledge.cli.prompts import read_prompts
 from fledge.cli.render import figures, print_json, say, shorten, write_text
 from fledge.contracts.outputs import Completion
+from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 
@@ -25,7 +26,7 @@ PromptOption = Annotated[
 
 def generate(
     prompt: PromptOption,
-    target: options.TargetOption = options.DEFAULT_TARGET,
+    target: options.TargetOption = DEFAULT_TARGET,
     head: options.HeadOption = options.NO_HEAD,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",

@@ -8,7 +8,6 @@ import typer
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 
-DEFAULT_TARGET = "smollm2-135m-instruct"
 NO_HEAD = "none"
 
 _MODEL = "Target and head"

@@ -4,10 +4,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import cast
 
+from fledge.contracts.conversation import Message
 from fledge.contracts.errors import RequestError
 from fledge.contracts.sampling import SamplingParams
 from fledge.models.target import Target
-from fledge.models.tokenizer import Message
 
 Prompt = str | Many[int] | Many[Message]
 """A text (put through the chat template, if there is one), a conversation, or token ids."""

@@ -6,10 +6,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from fledge.contracts.conversation import Message
 from fledge.contracts.errors import ArtifactError, RequestError
 from fledge.models.quiet import first_line
-
-Message = dict[str, Any]
 
 
 class TargetTokenizer:

@@ -1,0 +1,202 @@
+"""Settings of the data stages: prepare, regenerate, tokenize."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fledge.contracts.errors import ConfigError
+
+BadRows = Literal["skip", "stop"]
+PrivacyAction = Literal["replace", "drop", "keep"]
+SourceFormat = Literal["auto", "chat", "sharegpt", "alpaca", "prompts", "tasks", "bfcl"]
+Turns = Literal["last", "all"]
+
+
+def _check_range(name: str, value: float, low: float, high: float | None = None) -> None:
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name} is {value}; it must be {limit}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """One source of conversations."""
+
+    name: str
+    path: tuple[str, ...]
+    """Files, globs, directories, s3:// or gs:// objects, `hf://owner/name`, or `self`."""
+
+    licence: str
+    """As its owner states it; an SPDX name where there is one."""
+
+    format: SourceFormat = "auto"
+    weight: float = 1.0
+    """Its share in the blend relative to the other sources, when `prepare.rows` sets a total."""
+
+    max_rows: int = 0
+    """Most rows taken from it; 0 takes all."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ConfigError(f"a source is named {self.name!r}; use a name without slashes.")
+        if not self.path:
+            raise ConfigError(f"source {self.name} has no path.")
+        if not self.licence.strip():
+            raise ConfigError(
+                f"source {self.name} declares no licence; write what its owner states."
+            )
+        _check_range(f"weight of source {self.name}", self.weight, 0)
+        _check_range(f"max_rows of source {self.name}", self.max_rows, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacySettings:
+    """What happens to personal and financial identifiers."""
+
+    enabled: bool = True
+    default: PrivacyAction = "replace"
+    """`replace` by a stable placeholder, `drop` the row, or `keep`."""
+
+    actions: dict[str, PrivacyAction] = field(default_factory=dict)
+    """Other actions for single types, as `email = "drop"`."""
+
+    names: bool = False
+    """Also look for names and places with the named-entity plug-in (extra `names`)."""
+
+    names_min_score: float = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateSettings:
+    """Which rows are the same."""
+
+    exact: bool = True
+    near: bool = True
+    threshold: float = 0.8
+    """Estimated Jaccard similarity of word 5-grams above which two rows are near duplicates."""
+
+    def __post_init__(self) -> None:
+        _check_range("threshold", self.threshold, 0.3, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecontaminateSettings:
+    """Which prompts are for measuring and must not be trained on."""
+
+    against: tuple[str, ...] = ()
+    """Files of benchmark prompts; empty checks nothing."""
+
+    ngram: int = 13
+    """Words in a row that two texts must share to count as overlap; shorter prompts must be
+    contained as a whole."""
+
+    def __post_init__(self) -> None:
+        _check_range("ngram", self.ngram, 3, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfSettings:
+    """Prompts that the target writes itself, for sources with `path = "self"`."""
+
+    rows: int = 1000
+    temperature: float = 1.0
+    max_tokens: int = 256
+    system_prompts: tuple[str, ...] = ()
+    """Empty takes the built-in list; so do topics and languages."""
+
+    topics: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_range("rows", self.rows, 1)
+        _check_range("temperature", self.temperature, 0.1, 5.0)
+        _check_range("max_tokens", self.max_tokens, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareSettings:
+    """From sources to clean conversations."""
+
+    sources: tuple[SourceSettings, ...]
+    licences: tuple[str, ...] = ()
+    """Licences that may be used; empty allows whatever the sources declare."""
+
+    rows: int = 0
+    """Rows in the blend, shared by weight; 0 keeps every row that passes the filters."""
+
+    seed: int = 0
+    on_bad_row: BadRows = "skip"
+    max_turn_chars: int = 200_000
+    """Rows with a longer turn are left out."""
+
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    duplicates: DuplicateSettings = field(default_factory=DuplicateSettings)
+    decontaminate: DecontaminateSettings = field(default_factory=DecontaminateSettings)
+    self_prompts: SelfSettings = field(default_factory=SelfSettings)
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ConfigError("there are no sources; name at least one.")
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"two sources have the name {twice[0]!r}; names must differ.")
+        for source in self.sources:
+            if self.licences and source.licence not in self.licences:
+                raise ConfigError(
+                    f"source {source.name} has the licence {source.licence!r}, and the recipe "
+                    f"allows {', '.join(self.licences)}; leave the source out or allow it."
+                )
+        _check_range("rows", self.rows, 0)
+        _check_range("max_turn_chars", self.max_turn_chars, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegenerateSettings:
+    """The target answers every conversation again."""
+
+    turns: Turns = "last"
+    """`last` drops the last assistant turn and asks for it; `all` asks for each in order."""
+
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    """One is chosen per row by its id, evenly."""
+
+    top_p: float = 1.0
+    max_tokens: int = 1024
+    seed: int = 0
+    keep_truncated: bool = True
+    """Keep answers that ran into `max_tokens`."""
+
+    concurrency: int = 32
+    """Requests in flight."""
+
+    retries: int = 8
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise ConfigError("temperatures is empty; give at least one.")
+        for temperature in self.temperatures:
+            _check_range("a temperature", temperature, 0, 5)
+        _check_range("top_p", self.top_p, 0.01, 1)
+        for name in ("max_tokens", "concurrency"):
+            _check_range(name, getattr(self, name), 1)
+        _check_range("retries", self.retries, 0)
+        _check_range("timeout_s", self.timeout_s, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeSettings:
+    """From answers to token ids with a loss mask."""
+
+    max_tokens: int = 2048
+    """Longer samples are cut at the end."""
+
+    draft_vocab_size: int = 8192
+    """Tokens the head may draft: the most frequent ones among those with loss."""
+
+    shard_tokens: int = 4_000_000
+    """Tokens per file of the corpus."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "draft_vocab_size", "shard_tokens"):
+            _check_range(name, getattr(self, name), 8)

@@ -1,0 +1,30 @@
+"""The recipe: one TOML file that describes a whole run, read strictly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fledge.contracts.data_settings import (
+    PrepareSettings,
+    RegenerateSettings,
+    TokenizeSettings,
+)
+from fledge.contracts.toml_settings import override, read_settings, read_toml
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings of every stage."""
+
+    prepare: PrepareSettings | None = None
+    target: str = DEFAULT_TARGET
+    regenerate: RegenerateSettings = field(default_factory=RegenerateSettings)
+    tokenize: TokenizeSettings = field(default_factory=TokenizeSettings)
+
+
+def load_recipe(path: Path | None, assignments: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `--set` assignments; without a file all settings are defaults."""
+    table = read_toml(path) if path is not None else {}
+    return read_settings(Recipe, override(table, assignments), where="")

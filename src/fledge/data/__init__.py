@@ -1,0 +1,1 @@
+"""From prompts, or none, to the target's own answers as token ids with a loss mask."""

@@ -1,0 +1,55 @@
+"""Rows on disk: JSON lines in numbered files, each complete when its name is there.
+
+A file is written under a hidden name, flushed and renamed, so a killed run leaves whole files and
+at most one hidden leftover.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fledge.contracts.conversation import Conversation
+from fledge.contracts.errors import ArtifactError
+from fledge.store.cache_publish import flush
+
+ROWS_PATTERN = "rows-*.jsonl"
+
+
+def rows_file(directory: Path, number: int) -> Path:
+    return directory / f"rows-{number:05d}.jsonl"
+
+
+def row_files(directory: Path) -> list[Path]:
+    """The row files of a directory, in order."""
+    return sorted(directory.glob(ROWS_PATTERN))
+
+
+def dump_row(row: dict[str, Any]) -> str:
+    """One line; any language stays readable."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def write_rows(path: Path, rows: Iterable[Conversation]) -> int:
+    """Write one file that appears whole or not at all; returns how many rows it has."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    count = 0
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(dump_row(row.to_json()) + "\n")
+            count += 1
+    flush(temporary)
+    temporary.replace(path)
+    flush(path.parent)
+    return count
+
+
+def read_rows(directory: Path) -> Iterator[Conversation]:
+    """Every conversation of a finished directory, in order."""
+    for path in row_files(directory):
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield Conversation.from_json(json.loads(line))
+                except (ValueError, ArtifactError) as error:
+                    raise ArtifactError(f"{path}, line {number} is damaged: {error}") from error
