@@ -202,7 +202,8 @@ class ScriptedDrafter:
         return TreeBatch(
             tokens_BN=tokens_BN,
             parents_BN=padded([parents for _, parents in trees]),
-            sizes=tuple(len(tokens) for tokens, _ in trees),
+            sizes_B=torch.tensor([len(tokens) for tokens, _ in trees], device=self._device),
+            logprobs_BN=torch.zeros(tokens_BN.shape, device=self._device),
         )
 
     def _grow(self, seq: Sequence) -> tuple[list[int], list[int]]:

@@ -78,7 +78,8 @@ class FixedTrees:
         return TreeBatch(
             tokens_BN=torch.tensor([(seq.newest_token_id, *self.drafts) for seq in sequences]),
             parents_BN=torch.tensor([self.parents] * len(sequences)),
-            sizes=(len(self.parents),) * len(sequences),
+            sizes_B=torch.full((len(sequences),), len(self.parents)),
+            logprobs_BN=torch.zeros(len(sequences), len(self.parents)),
         )
 
 

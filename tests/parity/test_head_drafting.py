@@ -86,7 +86,7 @@ def scored_paths(scored: Candidates, row: int) -> dict[Path_, float]:
 
 def tree_paths(tree: TreeBatch, row: int) -> set[Path_]:
     paths: list[Path_] = [()]
-    size = tree.sizes[row]
+    size = int(tree.sizes_B[row])
     tokens, parents = tree.tokens_BN[row].tolist(), tree.parents_BN[row].tolist()
     for node in range(1, size):
         paths.append((*paths[parents[node]], tokens[node]))
@@ -111,13 +111,13 @@ def run_checked(
     save_head(head, directory / "head")
     reference = ReferenceHead(directory / "head", target.embedding.weight.detach())
     scored: list[Candidates] = []
-    real = drafter_module.rerank
+    real = drafter_module.select_trees
 
-    def spy(root_tokens_B: Any, candidates: Candidates, budget: int) -> TreeBatch:
+    def spy(root_tokens_B: Any, candidates: Candidates, **limits: int) -> TreeBatch:
         scored.append(candidates)
-        return real(root_tokens_B, candidates, budget)
+        return real(root_tokens_B, candidates, **limits)
 
-    monkeypatch.setattr(drafter_module, "rerank", spy)
+    monkeypatch.setattr(drafter_module, "select_trees", spy)
     asked = prompts(num_prompts)
     answers = greedy(architecture, asked, max_tokens=MAX_TOKENS)
     checked = CheckedDrafter(

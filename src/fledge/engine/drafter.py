@@ -21,7 +21,7 @@ from fledge.models.target import Target
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import PackedPass, SequencePart, pack
-from fledge.ops.tree import TreeBatch, rerank, root_only
+from fledge.ops.tree import TreeBatch, root_only, select_trees
 
 
 class Drafter(Protocol):
@@ -92,8 +92,11 @@ class HeadDrafter:
             frontier_BWD = output.feedback_TD.view(shape).gather(
                 1, levels.frontier_rows_BW[:, :, None].expand(-1, -1, output.feedback_TD.shape[-1])
             )
-        return rerank(
-            root_tokens(sequences, self._embedding.device), levels.candidates(), self._budget
+        return select_trees(
+            root_tokens(sequences, self._embedding.device),
+            levels.candidates(),
+            num_nodes=self._budget * len(sequences),
+            max_nodes=self._budget,
         )
 
     def _extend(self, sequences: Many[Sequence]) -> HeadOutput:

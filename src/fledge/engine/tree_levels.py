@@ -27,6 +27,7 @@ class TreeLevels:
         self._width = width
         self._tokens: list[Tensor] = []
         self._scores: list[Tensor] = []
+        self._logprobs: list[Tensor] = []
         self._parents: list[Tensor] = []
         self._num_candidates = 0
         self._frontier_BW: Tensor
@@ -34,7 +35,7 @@ class TreeLevels:
     def add_first(self, tokens_BW: Tensor, logprobs_BW: Tensor) -> None:
         """Children of the roots; all of them are expanded."""
         num_requests = tokens_BW.shape[0]
-        self._record(tokens_BW, logprobs_BW, torch.full_like(tokens_BW, -1))
+        self._record(tokens_BW, logprobs_BW, logprobs_BW, torch.full_like(tokens_BW, -1))
         self._scores_BW = logprobs_BW
         self.frontier_tokens_BW = tokens_BW
         self._frontier_BW = torch.arange(self._width, device=tokens_BW.device).repeat(
@@ -50,7 +51,7 @@ class TreeLevels:
         tokens_BC = tokens_BWC.flatten(1)
         parents_BC = self._frontier_BW.repeat_interleave(width, dim=1)
         first = self._num_candidates
-        self._record(tokens_BC, scores_BC, parents_BC)
+        self._record(tokens_BC, scores_BC, logprobs_BWC.flatten(1), parents_BC)
         best = scores_BC.sort(dim=1, descending=True, stable=True)
         chosen_BW = best.indices[:, :width]
         self._scores_BW = best.values[:, :width]
@@ -63,9 +64,10 @@ class TreeLevels:
         )
         self.visible_BWS = torch.cat([self.visible_BWS.gather(1, rows_BWS), own_BWW], dim=2)
 
-    def _record(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> None:
+    def _record(self, tokens: Tensor, scores: Tensor, logprobs: Tensor, parents: Tensor) -> None:
         self._tokens.append(tokens)
         self._scores.append(scores)
+        self._logprobs.append(logprobs)
         self._parents.append(parents)
         self._num_candidates += tokens.shape[1]
 
@@ -73,5 +75,6 @@ class TreeLevels:
         return Candidates(
             tokens_BC=torch.cat(self._tokens, dim=1),
             scores_BC=torch.cat(self._scores, dim=1),
+            logprobs_BC=torch.cat(self._logprobs, dim=1),
             parents_BC=torch.cat(self._parents, dim=1),
         )

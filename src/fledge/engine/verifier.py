@@ -65,7 +65,7 @@ class Verifier:
         packed = pack(
             [
                 self._tree_part(seq, trees.tokens_BN[i, :size], seen_BNN[i, :size, :size])
-                for i, (seq, size) in enumerate(zip(sequences, trees.sizes, strict=True))
+                for i, (seq, size) in enumerate(zip(sequences, trees.sizes_B.tolist(), strict=True))
             ]
         )
         output = self._target.forward(packed, self._pool, taps=self._taps)

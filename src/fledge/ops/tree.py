@@ -29,8 +29,11 @@ class TreeBatch:
     parents_BN: Tensor
     """Index of each node's parent, smaller than its own; 0 for the root itself."""
 
-    sizes: tuple[int, ...]
-    """Real nodes of each tree, root included."""
+    sizes_B: Tensor
+    """Real nodes of each tree, root included. On the device: no pass waits for the host to know."""
+
+    logprobs_BN: Tensor
+    """What the drafter gave each node given its parent, before calibration; 0 for the root."""
 
     @property
     def num_requests(self) -> int:
@@ -46,14 +49,14 @@ def root_only(root_tokens_B: Tensor) -> TreeBatch:
     return TreeBatch(
         tokens_BN=root_tokens_B[:, None],
         parents_BN=torch.zeros_like(root_tokens_B)[:, None],
-        sizes=(1,) * root_tokens_B.shape[0],
+        sizes_B=torch.ones_like(root_tokens_B),
+        logprobs_BN=torch.zeros_like(root_tokens_B, dtype=torch.float32)[:, None],
     )
 
 
 def is_real(tree: TreeBatch) -> Tensor:
     """Boolean [B, N]: which nodes are not padding."""
-    sizes_B = torch.tensor(tree.sizes, device=tree.tokens_BN.device)
-    return torch.arange(tree.max_size, device=sizes_B.device) < sizes_B[:, None]
+    return torch.arange(tree.max_size, device=tree.sizes_B.device) < tree.sizes_B[:, None]
 
 
 def ancestors(parents_BN: Tensor) -> Tensor:
@@ -88,28 +91,57 @@ class Candidates:
 
     tokens_BC: Tensor
     scores_BC: Tensor
-    """Cumulative log-probability of the path; a child never scores above its parent."""
+    """Calibrated log-probability of the whole path; a child never scores above its parent."""
+
+    logprobs_BC: Tensor
+    """What the drafter gave each node given its parent, before calibration."""
 
     parents_BC: Tensor
     """Index of the parent among the candidates, -1 below the root."""
 
 
-def rerank(root_tokens_B: Tensor, candidates: Candidates, budget: int) -> TreeBatch:
-    """The tree of the `budget` most probable candidates.
+def select_trees(
+    root_tokens_B: Tensor, candidates: Candidates, *, num_nodes: int, max_nodes: int
+) -> TreeBatch:
+    """The `num_nodes` most probable candidates of the whole batch, at most `max_nodes` a request.
 
-    A stable sort keeps it closed under parents: a parent scores at least as much as its child and
-    comes first, so a tie between the two goes to the parent.
+    Stable sorts keep every tree closed under parents: a parent scores at least as much as its child
+    and comes first, so a tie between the two goes to the parent. How many nodes there are in all is
+    known beforehand; how they fall on the requests stays on the device.
     """
-    budget = min(budget, candidates.scores_BC.shape[1])
+    num_requests, num_candidates = candidates.scores_BC.shape
+    max_nodes = min(max_nodes, num_candidates)
     order_BC = candidates.scores_BC.sort(dim=1, descending=True, stable=True).indices
-    kept_BN = order_BC[:, :budget].sort(dim=1).values
-    tokens_BN = candidates.tokens_BC.gather(1, kept_BN)
-    old_parents_BN = candidates.parents_BC.gather(1, kept_BN)
-    # Kept candidates are ascending, so a parent's new index is its rank among them, after the root.
-    new_parents_BN = torch.searchsorted(kept_BN, old_parents_BN.clamp(min=0)) + 1
-    parents_BN = torch.where(old_parents_BN < 0, 0, new_parents_BN)
+    best_BN = order_BC[:, :max_nodes]
+    kept_BN = _best_of_all(candidates.scores_BC.gather(1, best_BN), num_nodes)
+    # Kept candidates in their old order, so that parents come first; what is not kept goes last.
+    places_BN = torch.where(kept_BN, best_BN, num_candidates).sort(dim=1).values
+    is_real_BN = places_BN < num_candidates
+    safe_BN = places_BN.clamp(max=num_candidates - 1)
+    old_parents_BN = candidates.parents_BC.gather(1, safe_BN)
+    # Places are ascending, so a parent's new index is its rank among them, after the root.
+    new_parents_BN = torch.searchsorted(places_BN, old_parents_BN.clamp(min=0)) + 1
+    has_parent_BN = is_real_BN & (old_parents_BN >= 0)
+
+    def with_root(root_B1: Tensor, nodes_BN: Tensor) -> Tensor:
+        return torch.cat([root_B1, nodes_BN.where(is_real_BN, torch.zeros_like(nodes_BN))], dim=1)
+
+    no_B1 = torch.zeros(num_requests, 1, dtype=torch.long, device=root_tokens_B.device)
+    logprobs_BN = candidates.logprobs_BC.gather(1, safe_BN)
     return TreeBatch(
-        tokens_BN=torch.cat([root_tokens_B[:, None], tokens_BN], dim=1),
-        parents_BN=torch.cat([torch.zeros_like(root_tokens_B)[:, None], parents_BN], dim=1),
-        sizes=(budget + 1,) * root_tokens_B.shape[0],
+        tokens_BN=with_root(root_tokens_B[:, None], candidates.tokens_BC.gather(1, safe_BN)),
+        parents_BN=with_root(no_B1, new_parents_BN.where(has_parent_BN, no_B1)),
+        sizes_B=is_real_BN.sum(dim=1) + 1,
+        logprobs_BN=with_root(no_B1.to(logprobs_BN.dtype), logprobs_BN),
     )
+
+
+def _best_of_all(scores_BN: Tensor, num_nodes: int) -> Tensor:
+    """Boolean [B, N]: the best `num_nodes` entries over all rows; rows are in falling order."""
+    if num_nodes >= scores_BN.numel():
+        return torch.ones_like(scores_BN, dtype=torch.bool)
+    kept = torch.zeros(scores_BN.numel(), dtype=torch.bool, device=scores_BN.device)
+    # Column by column, so that equal scores go to the requests in turns.
+    order = scores_BN.t().flatten().sort(descending=True, stable=True).indices
+    kept[order[:num_nodes]] = True
+    return kept.view(scores_BN.shape[1], scores_BN.shape[0]).t().contiguous()

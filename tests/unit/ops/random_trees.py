@@ -57,5 +57,6 @@ def batched(trees: list[PlainTree], padding_token: int = 0) -> TreeBatch:
     return TreeBatch(
         tokens_BN=torch.tensor([padded(tree.tokens, padding_token) for tree in trees]),
         parents_BN=torch.tensor([padded(tree.parents, 0) for tree in trees]),
-        sizes=tuple(len(tree.tokens) for tree in trees),
+        sizes_B=torch.tensor([len(tree.tokens) for tree in trees]),
+        logprobs_BN=torch.zeros(len(trees), width),
     )

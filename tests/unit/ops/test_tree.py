@@ -16,8 +16,8 @@ from fledge.ops.tree import (
     depths,
     is_real,
     match_child,
-    rerank,
     root_only,
+    select_trees,
 )
 from tests.unit.ops.random_trees import VOCAB_SIZE, PlainTree, batched, plain_trees
 
@@ -41,7 +41,7 @@ def test_ancestors_are_closed_and_never_padding(trees: list[PlainTree]) -> None:
     # Who sees a node sees all that node sees.
     reachable_BNN = (seen_BNN.int() @ seen_BNN.int()) > 0
     assert torch.equal(reachable_BNN, seen_BNN)
-    expected = [[node < size for node in range(batch.max_size)] for size in batch.sizes]
+    expected = [[node < size for node in range(batch.max_size)] for size in batch.sizes_B.tolist()]
     assert is_real(batch).tolist() == expected
     for tree, seen_NN in zip(trees, seen_BNN, strict=True):
         size = len(tree.tokens)
@@ -72,7 +72,7 @@ def test_the_root_is_nobodys_child() -> None:
     tree = root_only(torch.tensor([5, 3]))
     real_BN = is_real(tree)
     assert match_child(tree, real_BN, torch.tensor([0, 0]), torch.tensor([5, 3])).tolist() == [0, 0]
-    assert tree.sizes == (1, 1)
+    assert tree.sizes_B.tolist() == [1, 1]
 
 
 @st.composite
@@ -90,23 +90,25 @@ def scored_candidates(draw: st.DrawFn) -> tuple[list[int], list[float]]:
 
 
 @given(st.lists(scored_candidates(), min_size=1, max_size=3), st.integers(1, 30))
-def test_rerank_keeps_the_best_and_stays_a_tree(
+def test_selection_keeps_the_best_and_stays_a_tree(
     requests: list[tuple[list[int], list[float]]], budget: int
 ) -> None:
     count = min(len(parents) for parents, _ in requests)
     requests = [(parents[:count], scores[:count]) for parents, scores in requests]
-    tree = rerank(
+    tree = select_trees(
         root_tokens_B=torch.tensor([100 + i for i in range(len(requests))]),
         candidates=Candidates(
             # Tokens are the candidates' own numbers, so that they can be recognised afterwards.
             tokens_BC=torch.arange(count).repeat(len(requests), 1),
             scores_BC=torch.tensor([scores for _, scores in requests]),
+            logprobs_BC=torch.zeros(len(requests), count),
             parents_BC=torch.tensor([parents for parents, _ in requests]),
         ),
-        budget=budget,
+        num_nodes=budget * len(requests),
+        max_nodes=budget,
     )
     kept = min(budget, count)
-    assert tree.sizes == (kept + 1,) * len(requests)
+    assert tree.sizes_B.tolist() == [kept + 1] * len(requests)
     assert tree.tokens_BN.shape == tree.parents_BN.shape == (len(requests), kept + 1)
     for i, (parents, scores) in enumerate(requests):
         tokens, new_parents = tree.tokens_BN[i].tolist(), tree.parents_BN[i].tolist()
@@ -124,15 +126,55 @@ def test_a_certain_child_never_pushes_out_its_parent() -> None:
     """A chain of probability 1: all scores are equal, and each budget must keep a prefix of it."""
     count = 40
     for budget in range(1, count + 3):
-        tree = rerank(
+        tree = select_trees(
             torch.tensor([9]),
             Candidates(
                 tokens_BC=torch.arange(count)[None],
                 scores_BC=torch.zeros(1, count),
+                logprobs_BC=torch.zeros(1, count),
                 parents_BC=torch.arange(-1, count - 1)[None],
             ),
-            budget,
+            num_nodes=budget,
+            max_nodes=budget,
         )
         kept = min(budget, count)
         assert tree.tokens_BN[0].tolist() == [9, *range(kept)]
         assert tree.parents_BN[0].tolist() == [0, *range(kept)]
+
+
+@given(
+    st.lists(scored_candidates(), min_size=1, max_size=4),
+    st.integers(0, 60),
+    st.integers(1, 30),
+)
+def test_selection_spends_the_budget_where_it_pays(
+    requests: list[tuple[list[int], list[float]]], num_nodes: int, max_nodes: int
+) -> None:
+    """The best nodes of the whole batch, closed under parents, however they fall on requests."""
+    count = min(len(parents) for parents, _ in requests)
+    requests = [(parents[:count], scores[:count]) for parents, scores in requests]
+    tree = select_trees(
+        torch.full((len(requests),), 100),
+        Candidates(
+            tokens_BC=torch.arange(count).repeat(len(requests), 1),
+            scores_BC=torch.tensor([scores for _, scores in requests]),
+            logprobs_BC=-torch.arange(1.0, count + 1).repeat(len(requests), 1),
+            parents_BC=torch.tensor([parents for parents, _ in requests]),
+        ),
+        num_nodes=num_nodes,
+        max_nodes=max_nodes,
+    )
+    best = [sorted(scores, reverse=True)[:max_nodes] for _, scores in requests]
+    expected = sorted((score for row in best for score in row), reverse=True)[:num_nodes]
+    chosen: list[float] = []
+    for i, (parents, scores) in enumerate(requests):
+        size = int(tree.sizes_B[i])
+        tokens, new_parents = tree.tokens_BN[i].tolist(), tree.parents_BN[i].tolist()
+        for node in range(1, size):
+            chosen.append(scores[tokens[node]])
+            assert tree.logprobs_BN[i, node] == -(tokens[node] + 1)
+            assert new_parents[node] < node
+            old_parent = parents[tokens[node]]
+            assert tokens[new_parents[node]] == (100 if old_parent < 0 else old_parent)
+        assert not any(new_parents[size:])
+    assert sorted(chosen, reverse=True) == expected
