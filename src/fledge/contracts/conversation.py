@@ -1,8 +1,9 @@
 """A row of data: one conversation, where it came from, and who answered it.
 
 Messages are OpenAI's: `role` is system, developer, user, assistant or tool; `content` is a text (or
-None beside tool calls); an assistant may carry `reasoning_content` and `tool_calls`, a tool result
-its `tool_call_id` and `name`. They stay plain dictionaries, since chat templates read them so.
+None beside tool calls); an assistant may carry `reasoning_content` and `tool_calls`, whose
+`arguments` are JSON text, a tool result its `tool_call_id` and `name`. They stay plain
+dictionaries, since chat templates read them so. User messages in a row are turns not yet answered.
 """
 
 from collections.abc import Mapping
@@ -82,6 +83,8 @@ class Conversation:
     def from_json(cls, row: Mapping[str, Any]) -> "Conversation":
         """The reverse of `to_json`, for rows that fledge itself wrote."""
         try:
+            if not (isinstance(row["id"], str) and isinstance(row["messages"], list)):
+                raise TypeError("its id is no text, or its messages are no list")
             answers = tuple(
                 Answer(**{**answer, "token_ids": _ids(answer.get("token_ids"))})
                 for answer in row.get("answers", ())
@@ -95,7 +98,7 @@ class Conversation:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
-                f"this is not a row that fledge wrote ({error!r}): {str(dict(row))[:200]}"
+                f"this is not a row that fledge wrote ({error!r}): {str(row)[:200]}"
             ) from error
 
 
