@@ -1,5 +1,6 @@
 """Settings of the data stages: prepare, regenerate, tokenize."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,9 +11,12 @@ PrivacyAction = Literal["replace", "drop", "keep"]
 SourceFormat = Literal["auto", "chat", "sharegpt", "alpaca", "prompts", "tasks", "bfcl"]
 Turns = Literal["last", "all"]
 
+SELF = "self"
+"""The path of a source whose prompts the target writes itself."""
+
 
 def _check_range(name: str, value: float, low: float, high: float | None = None) -> None:
-    if value < low or (high is not None and value > high):
+    if not math.isfinite(value) or value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ConfigError(f"{name} is {value}; it must be {limit}.")
 
@@ -35,11 +39,20 @@ class SourceSettings:
     max_rows: int = 0
     """Most rows taken from it; 0 takes all."""
 
+    @property
+    def is_self(self) -> bool:
+        """The target writes its prompts."""
+        return self.path == (SELF,)
+
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
+        if not self.name.strip() or "/" in self.name:
             raise ConfigError(f"a source is named {self.name!r}; use a name without slashes.")
-        if not self.path:
-            raise ConfigError(f"source {self.name} has no path.")
+        if not self.path or not all(path.strip() for path in self.path):
+            raise ConfigError(f"source {self.name} has no path, or an empty one.")
+        if SELF in self.path and len(self.path) > 1:
+            raise ConfigError(
+                f"source {self.name} mixes {SELF!r} with other paths; make two sources of it."
+            )
         if not self.licence.strip():
             raise ConfigError(
                 f"source {self.name} declares no licence; write what its owner states."
@@ -63,6 +76,9 @@ class PrivacySettings:
     """Also look for names and places with the named-entity plug-in (extra `names`)."""
 
     names_min_score: float = 0.85
+
+    def __post_init__(self) -> None:
+        _check_range("names_min_score", self.names_min_score, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

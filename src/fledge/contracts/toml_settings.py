@@ -6,6 +6,7 @@ Supported field types: str, int, float, bool, Literal, X | None, tuple[X, ...], 
 other dataclasses. A dataclass checks its own values in `__post_init__`.
 """
 
+import copy
 import dataclasses
 import difflib
 import tomllib
@@ -37,20 +38,48 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A copy with `a.b=value` put in; values are TOML, or plain text where they are none."""
-    result = _copied(table)
+    """A copy with `a.b=value` put in; values are TOML, or plain text where they are none.
+
+    An entry of a list is named by its number: `prepare.sources.0.max_rows=100`.
+    """
+    result = copy.deepcopy(table)
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
-        if not equals or not name.strip():
+        parts = [part.strip() for part in name.split(".")]
+        if not equals or not all(parts):
             raise ConfigError(f"--set {assignment!r} is not of the form name.of.setting=value.")
-        *parents, last = name.strip().split(".")
-        place = result
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"--set {assignment!r}: {parent} is not a table of settings.")
-        place[last] = _toml_value(text.strip())
+        place: Any = result
+        for depth, part in enumerate(parts[:-1]):
+            place = _below(place, part, ".".join(parts[:depth]), assignment)
+        _put(place, parts[-1], _toml_value(text.strip()), ".".join(parts[:-1]), assignment)
     return result
+
+
+def _below(place: Any, part: str, name: str, assignment: str) -> Any:
+    """The table or array called `part`, made when it is missing; arrays count from 0."""
+    if isinstance(place, list):
+        return place[_index(place, part, name, assignment)]
+    if isinstance(place, dict):
+        return place.setdefault(part, {})
+    raise ConfigError(f"--set {assignment!r}: {name} is not a table of settings.")
+
+
+def _put(place: Any, part: str, value: Any, name: str, assignment: str) -> None:
+    if isinstance(place, list):
+        place[_index(place, part, name, assignment)] = value
+    elif isinstance(place, dict):
+        place[part] = value
+    else:
+        raise ConfigError(f"--set {assignment!r}: {name} is not a table of settings.")
+
+
+def _index(array: list[Any], part: str, name: str, assignment: str) -> int:
+    if not (part.isascii() and part.isdecimal() and int(part) < len(array)):
+        raise ConfigError(
+            f"--set {assignment!r}: {name} is a list of {len(array)}, counted from 0; "
+            f"{part!r} is none of them."
+        )
+    return int(part)
 
 
 def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
@@ -96,6 +125,8 @@ def _unknown(key: str, where: str, known: list[str]) -> str:
 def _convert(value: Any, hint: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
         choices = [one for one in arguments if one is not type(None)]
         return _convert(value, choices[0], where)
     if origin is typing.Literal:
@@ -122,12 +153,6 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 def _require(condition: bool, value: Any, where: str, wanted: str) -> None:
     if not condition:
         raise ConfigError(f"{where} is {value!r}; it must be {wanted}.")
-
-
-def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _copied(value) if isinstance(value, dict) else value for key, value in table.items()
-    }
 
 
 def _toml_value(text: str) -> Any:

@@ -6,14 +6,29 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from fledge.contracts.errors import CapacityError, ConfigError
+
+Place = Literal["cache", "output"]
+"""Whose directory it is: fledge's own cache, or one that the user named for a stage's output."""
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED_ERRNOS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 )
-_REMEDY = "Free some space, or set FLEDGE_CACHE to a directory on a larger disk."
+_FULL_REMEDIES: dict[Place, str] = {
+    "cache": "Free some space, or set FLEDGE_CACHE to a directory on a larger disk.",
+    "output": "Free some space and run the same command again: it goes on where it stopped.",
+}
+_SMALL_REMEDIES: dict[Place, str] = {
+    "cache": _FULL_REMEDIES["cache"],
+    "output": "Free some space, or choose an output directory on a larger disk.",
+}
+_DENIED_TEXTS: dict[Place, tuple[str, str]] = {
+    "cache": ("the cache directory ", "Set FLEDGE_CACHE to a directory you may write to."),
+    "output": ("", "Choose a directory you may write to."),
+}
 
 
 def format_bytes(amount: int) -> str:
@@ -26,13 +41,13 @@ def format_bytes(amount: int) -> str:
     return f"{size:.1f} TB"
 
 
-def require_disk(path: Path, needed: int, what: str) -> None:
+def require_disk(path: Path, needed: int, what: str, *, place: Place = "cache") -> None:
     """Refuse to start when the disk under `path` has less room than needed."""
-    free = _free_bytes(path)
+    free = free_bytes(path)
     if free < needed:
         raise CapacityError(
             f"not enough disk space for {what} in {path}: about {format_bytes(needed)} needed, "
-            f"{format_bytes(free)} free. {_REMEDY}"
+            f"{format_bytes(free)} free. {_SMALL_REMEDIES[place]}"
         )
 
 
@@ -48,17 +63,20 @@ def require_memory(needed: int, what: str) -> None:
 
 
 @contextmanager
-def translated_disk_errors(path: Path, needed: int | None = None) -> Iterator[None]:
+def translated_disk_errors(
+    path: Path, needed: int | None = None, *, place: Place = "cache"
+) -> Iterator[None]:
     """Turn a full or forbidden disk into an error a person can act on."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL_ERRNOS:
-            raise CapacityError(_full_text(path, needed, error)) from error
+            full = _full_text(path, needed, error)
+            raise CapacityError(f"{full} {_FULL_REMEDIES[place]}") from error
         if error.errno in _DENIED_ERRNOS:
+            kind, remedy = _DENIED_TEXTS[place]
             raise ConfigError(
-                f"cannot write to the cache directory {path}: {_describe(error)}. "
-                "Set FLEDGE_CACHE to a directory you may write to."
+                f"cannot write to {kind}{path}: {_describe(error)}. {remedy}"
             ) from error
         raise
 
@@ -67,7 +85,7 @@ def _full_text(path: Path, needed: int | None, error: OSError) -> str:
     wanted = "" if needed is None else f"about {format_bytes(needed)} needed in all, "
     return (
         f"the disk is full or a size limit was reached while writing to {path}: "
-        f"{_describe(error)} ({wanted}{format_bytes(_free_bytes(path))} free). {_REMEDY}"
+        f"{_describe(error)} ({wanted}{format_bytes(free_bytes(path))} free)."
     )
 
 
@@ -76,7 +94,7 @@ def _describe(error: OSError) -> str:
     return f"{text}: {error.filename}" if error.filename else text
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes(path: Path) -> int:
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
 

@@ -50,8 +50,10 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         hashed = {key: value for key, value in self._to_json().items() if key != "provenance"}
-        text = json.dumps(hashed, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        # Through JSON once before sorting: numbers as keys become texts, which sort differently.
+        plain = json.loads(json.dumps(hashed))
+        text = json.dumps(plain, sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(encode_json(text)).hexdigest()
 
     def write(self, directory: Path) -> None:
         write_json(directory / MANIFEST_NAME, {**self._to_json(), "fingerprint": self.fingerprint})
@@ -77,22 +79,22 @@ def read_manifest(directory: Path, kind: str | None = None) -> Manifest:
             "stage that makes it again; it goes on where it stopped."
         )
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_bytes())
+        schema = table["schema"]
+        if schema != SCHEMA:
+            raise MismatchError(
+                f"{directory} has layout {schema} and this fledge reads {SCHEMA}; make it again, "
+                "or use the fledge that made it."
+            )
         manifest = Manifest(
             plan=Plan(**table["plan"]),
             counts=table["counts"],
             files=table["files"],
             provenance=table["provenance"],
-            schema=table["schema"],
         )
         is_whole = table["fingerprint"] == manifest.fingerprint
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} is damaged ({error!r}); make {directory} again.") from error
-    if manifest.schema != SCHEMA:
-        raise MismatchError(
-            f"{directory} has layout {manifest.schema} and this fledge reads {SCHEMA}; make it "
-            "again, or use the fledge that made it."
-        )
     if not is_whole:
         raise ArtifactError(f"{path} was changed by hand; make {directory} again.")
     if kind is not None and manifest.plan.kind != kind:
@@ -103,9 +105,13 @@ def read_manifest(directory: Path, kind: str | None = None) -> Manifest:
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file that appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(
-        json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    temporary.write_bytes(encode_json(text))
     flush(temporary)
     temporary.replace(path)
     flush(path.parent)
+
+
+def encode_json(text: str) -> bytes:
+    """JSON text as UTF-8; half of a surrogate pair, which UTF-8 lacks, as JSON's own escape."""
+    return text.encode("utf-8", errors="backslashreplace")

@@ -12,6 +12,7 @@ from typing import Any
 from fledge.contracts.conversation import Conversation
 from fledge.contracts.errors import ArtifactError
 from fledge.store.cache_publish import flush
+from fledge.store.manifest import encode_json
 
 ROWS_PATTERN = "rows-*.jsonl"
 
@@ -22,21 +23,26 @@ def rows_file(directory: Path, number: int) -> Path:
 
 def row_files(directory: Path) -> list[Path]:
     """The row files of a directory, in order."""
-    return sorted(directory.glob(ROWS_PATTERN))
+    return sorted(directory.glob(ROWS_PATTERN), key=lambda path: (len(path.name), path.name))
 
 
 def dump_row(row: dict[str, Any]) -> str:
-    """One line; any language stays readable."""
+    """One line without its end; any language stays readable."""
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def row_line(row: Conversation) -> bytes:
+    """A row as it stands in a file, the line's end included."""
+    return encode_json(dump_row(row.to_json()) + "\n")
 
 
 def write_rows(path: Path, rows: Iterable[Conversation]) -> int:
     """Write one file that appears whole or not at all; returns how many rows it has."""
     temporary = path.with_name(f".{path.name}.tmp")
     count = 0
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with temporary.open("wb") as file:
         for row in rows:
-            file.write(dump_row(row.to_json()) + "\n")
+            file.write(row_line(row))
             count += 1
     flush(temporary)
     temporary.replace(path)
@@ -47,7 +53,7 @@ def write_rows(path: Path, rows: Iterable[Conversation]) -> int:
 def read_rows(directory: Path) -> Iterator[Conversation]:
     """Every conversation of a finished directory, in order."""
     for path in row_files(directory):
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     yield Conversation.from_json(json.loads(line))

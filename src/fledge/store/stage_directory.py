@@ -19,7 +19,8 @@ from typing import Any
 
 from fledge.contracts import provenance
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
-from fledge.contracts.progress import SilentProgress
+from fledge.contracts.progress import Progress, SilentProgress
+from fledge.store.capacity import translated_disk_errors
 from fledge.store.hashing import hash_file
 from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest, write_json
 
@@ -45,13 +46,19 @@ class StageDirectory:
         return self._manifest
 
     def finish(
-        self, *, counts: Mapping[str, Any], files: Iterable[Path], device: str = "cpu"
+        self,
+        *,
+        counts: Mapping[str, Any],
+        files: Iterable[Path],
+        device: str = "cpu",
+        progress: Progress | None = None,
     ) -> Manifest:
         """Write the manifest: from now on the directory is whole and stays as it is."""
+        shown = progress or SilentProgress()
         entries = {
             str(path.relative_to(self.path)): {
                 "bytes": path.stat().st_size,
-                "sha256": hash_file(path, SilentProgress()),
+                "sha256": hash_file(path, shown),
             }
             for path in sorted(files)
         }
@@ -68,8 +75,18 @@ class StageDirectory:
 @contextmanager
 def open_stage(path: Path, plan: Plan) -> Iterator[StageDirectory]:
     """Make or reopen the output directory of a stage, and keep other writers out meanwhile."""
-    _make(path)
-    with (path / LOCK_NAME).open("a") as lock:
+    with _locked(path):
+        with translated_disk_errors(path, place="output"):
+            manifest = _check(path, plan)
+        yield StageDirectory(path, plan, manifest)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with translated_disk_errors(path, place="output"):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK_NAME).open("a")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -77,14 +94,7 @@ def open_stage(path: Path, plan: Plan) -> Iterator[StageDirectory]:
                 f"another fledge process is writing {path}; wait for it, or choose another "
                 "directory."
             ) from error
-        yield StageDirectory(path, plan, _check(path, plan))
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be used as a directory: {error.strerror}.") from error
+        yield
 
 
 def _check(path: Path, plan: Plan) -> Manifest | None:
@@ -96,18 +106,19 @@ def _check(path: Path, plan: Plan) -> Manifest | None:
         return manifest
     if (path / PLAN_NAME).exists():
         try:
-            found = json.loads((path / PLAN_NAME).read_text(encoding="utf-8"))
+            found = json.loads((path / PLAN_NAME).read_bytes())
         except (OSError, ValueError) as error:
             raise ArtifactError(
                 f"{path / PLAN_NAME} is damaged; remove {path} and start again."
             ) from error
         _refuse_other(path, "unfinished", found, asked)
         return None
-    strangers = [entry.name for entry in path.iterdir() if entry.name != LOCK_NAME]
-    if [name for name in strangers if name != f".{PLAN_NAME}.tmp"]:
+    ours = {LOCK_NAME, f".{PLAN_NAME}.tmp"}
+    strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    if strangers:
         raise ConfigError(
-            f"{path} is not empty and was not made by fledge (it holds {sorted(strangers)[0]}); "
-            "choose an empty or a new directory."
+            f"{path} is not empty and was not made by fledge (it holds {strangers[0]}); choose an "
+            "empty or a new directory."
         )
     write_json(path / PLAN_NAME, asked)
     return None
@@ -118,18 +129,27 @@ def _refuse_other(path: Path, state: str, found: Any, asked: Any) -> None:
     if difference is not None:
         name, there, wanted = difference
         raise MismatchError(
-            f"{path} holds {state} work with {name} = {there!r}, and this run has {name} = "
-            f"{wanted!r}; choose another directory, or remove this one."
+            f"{path} holds {state} work with {name} = {_shown(there)}, and this run has {name} = "
+            f"{_shown(wanted)}; choose another directory, or remove this one."
         )
 
 
 def first_difference(found: Any, asked: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """The first place where two plain documents differ: its name and both values."""
     if isinstance(found, dict) and isinstance(asked, dict):
-        for key in [*found, *(key for key in asked if key not in found)]:
-            below = f"{name}.{key}" if name else key
-            difference = first_difference(found.get(key), asked.get(key), below)
-            if difference is not None:
-                return difference
-        return None
-    return None if found == asked else (name, found, asked)
+        keys = [*found, *(key for key in asked if key not in found)]
+        pairs = [(f"{name}.{key}" if name else key, found.get(key), asked.get(key)) for key in keys]
+    elif isinstance(found, list) and isinstance(asked, list) and len(found) == len(asked):
+        pairs = [
+            (f"{name}[{i}]", one, other)
+            for i, (one, other) in enumerate(zip(found, asked, strict=True))
+        ]
+    else:
+        return None if found == asked else (name, found, asked)
+    differences = (first_difference(one, other, below) for below, one, other in pairs)
+    return next((difference for difference in differences if difference is not None), None)
+
+
+def _shown(value: Any, width: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -60,6 +60,21 @@ def test_forbidden_cache_names_the_setting(tmp_path):
         (tmp_path / "file" / "locks").mkdir(parents=True)
 
 
+def test_an_output_directory_is_not_the_cache(tmp_path):
+    with pytest.raises(CapacityError, match="choose an output directory on a larger disk"):
+        require_disk(tmp_path, 10**15, "rows", place="output")
+    with (
+        pytest.raises(CapacityError, match="run the same command again: it goes on where it"),
+        translated_disk_errors(tmp_path, place="output"),
+    ):
+        raise OSError(errno.ENOSPC, "full up")
+    with (
+        pytest.raises(ConfigError, match=r"cannot write to /.*: no\. Choose a directory you may"),
+        translated_disk_errors(tmp_path, place="output"),
+    ):
+        raise OSError(errno.EACCES, "no")
+
+
 def test_other_errors_pass(tmp_path):
     with pytest.raises(OSError, match="broken"):
         raise_inside(OSError(errno.EIO, "broken"), tmp_path)

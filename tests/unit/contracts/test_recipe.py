@@ -1,0 +1,182 @@
+"""Recipes and the settings of the data stages: what is accepted, what is refused and how."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fledge.contracts.data_settings import (
+    DecontaminateSettings,
+    DuplicateSettings,
+    PrepareSettings,
+    PrivacySettings,
+    RegenerateSettings,
+    SelfSettings,
+    SourceSettings,
+    TokenizeSettings,
+)
+from fledge.contracts.errors import ConfigError
+from fledge.contracts.recipe import DEFAULT_TARGET, Recipe, load_recipe
+from fledge.contracts.toml_settings import read_settings, to_plain
+
+RECIPE = """
+target = "tiny"
+
+[prepare]
+licences = ["MIT", "Apache-2.0"]
+rows = 100
+
+[[prepare.sources]]
+name = "sums"
+path = "sums.jsonl"
+licence = "MIT"
+weight = 2
+
+[[prepare.sources]]
+name = "tools"
+path = ["a.json", "b.json"]
+licence = "Apache-2.0"
+max_rows = 50
+
+[prepare.privacy]
+default = "replace"
+actions = { email = "drop" }
+
+[regenerate]
+temperatures = [0, 1]
+"""
+
+
+def source(**changes: Any) -> SourceSettings:
+    return SourceSettings(**{"name": "a", "path": ("a.jsonl",), "licence": "MIT", **changes})
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def test_a_recipe_is_read(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    assert recipe.target == "tiny"
+    assert recipe.prepare is not None
+    assert recipe.prepare.rows == 100
+    assert [one.name for one in recipe.prepare.sources] == ["sums", "tools"]
+    assert recipe.prepare.sources[0].path == ("sums.jsonl",)
+    assert recipe.prepare.sources[1].path == ("a.json", "b.json")
+    assert recipe.prepare.privacy.actions == {"email": "drop"}
+    assert recipe.regenerate.temperatures == (0.0, 1.0)
+    assert recipe.tokenize == TokenizeSettings()
+
+
+def test_assignments_go_over_the_file(recipe_file: Path) -> None:
+    recipe = load_recipe(
+        recipe_file, ["target=other", "prepare.rows=7", "prepare.sources.1.max_rows=9"]
+    )
+    assert recipe.target == "other"
+    assert recipe.prepare is not None
+    assert recipe.prepare.rows == 7
+    assert recipe.prepare.sources[1].max_rows == 9
+
+
+def test_without_a_file_all_is_default() -> None:
+    assert load_recipe(None) == Recipe()
+    assert load_recipe(None).target == DEFAULT_TARGET
+
+
+def test_a_saved_recipe_reads_back_to_the_same(recipe_file: Path) -> None:
+    for recipe in (load_recipe(recipe_file), Recipe()):
+        assert read_settings(Recipe, to_plain(recipe), where="") == recipe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rows = 100", "row = 100", "prepare has no setting `row`; did you mean `rows`?"),
+        ("[regenerate]", "[regenrate]", "no setting `regenrate`; did you mean `regenerate`?"),
+        ("rows = 100", 'rows = "many"', "prepare.rows is 'many'; it must be a whole number."),
+        ("rows = 100", "rows = -1", "in prepare: rows is -1; it must be at least 0."),
+        (
+            'licences = ["MIT", "Apache-2.0"]',
+            'licences = ["MIT"]',
+            "source tools has the licence 'Apache-2.0', and the recipe allows MIT; leave the "
+            "source out or allow it.",
+        ),
+        ('name = "tools"', 'name = "sums"', "two sources have the name 'sums'; names must differ."),
+        (
+            '{ email = "drop" }',
+            '{ email = "shred" }',
+            "prepare.privacy.actions.email is 'shred'; it must be one of 'replace', 'drop', 'keep'",
+        ),
+        ("weight = 2", "weight = -2", "weight of source sums is -2.0; it must be at least 0."),
+        ("weight = 2", "weight = nan", "weight of source sums is nan; it must be at least 0."),
+        ("weight = 2", "weight = inf", "weight of source sums is inf; it must be at least 0."),
+        ('path = "sums.jsonl"', "", "prepare.sources[0] lacks `path`."),
+    ],
+)
+def test_mistakes_in_a_recipe(recipe_file: Path, old: str, new: str, message: str) -> None:
+    assert old in RECIPE
+    recipe_file.write_text(RECIPE.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe_file)
+    assert message in str(caught.value)
+
+
+def test_a_recipe_without_sources(recipe_file: Path) -> None:
+    recipe_file.write_text("[prepare]\nrows = 3\n")
+    with pytest.raises(ConfigError, match="prepare lacks `sources`"):
+        load_recipe(recipe_file)
+    recipe_file.write_text("[prepare]\nsources = []\n")
+    with pytest.raises(ConfigError, match="in prepare: there are no sources; name at least one"):
+        load_recipe(recipe_file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": " "}, "a source is named ' '; use a name without slashes."),
+        ({"name": "a/b"}, "a source is named 'a/b'; use a name without slashes."),
+        ({"path": ()}, "source a has no path, or an empty one."),
+        ({"path": ("x", "")}, "source a has no path, or an empty one."),
+        ({"path": ("self", "x")}, "source a mixes 'self' with other paths; make two sources"),
+        ({"licence": " "}, "source a declares no licence; write what its owner states."),
+        ({"max_rows": -1}, "max_rows of source a is -1; it must be at least 0."),
+    ],
+)
+def test_mistakes_in_a_source(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        source(**changes)
+    assert str(caught.value).startswith(message)
+
+
+def test_only_self_is_self() -> None:
+    assert source(path=("self",)).is_self
+    assert not source(path=("self.jsonl",)).is_self
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "message"),
+    [
+        (PrivacySettings, {"names_min_score": 1.5}, "names_min_score is 1.5; it must be between"),
+        (DuplicateSettings, {"threshold": 0.1}, "threshold is 0.1; it must be between 0.3 and 1.0"),
+        (DecontaminateSettings, {"ngram": 2}, "ngram is 2; it must be between 3 and 100"),
+        (SelfSettings, {"rows": 0}, "rows is 0; it must be at least 1"),
+        (SelfSettings, {"temperature": 0.0}, "temperature is 0.0; it must be between 0.1 and 5.0"),
+        (SelfSettings, {"max_tokens": 3}, "max_tokens is 3; it must be at least 4"),
+        (PrepareSettings, {"max_turn_chars": 9}, "max_turn_chars is 9; it must be at least 100"),
+        (RegenerateSettings, {"temperatures": ()}, "temperatures is empty; give at least one"),
+        (RegenerateSettings, {"temperatures": (6.0,)}, "a temperature is 6.0; it must be between"),
+        (RegenerateSettings, {"top_p": 0.0}, "top_p is 0.0; it must be between 0.01 and 1"),
+        (RegenerateSettings, {"concurrency": 0}, "concurrency is 0; it must be at least 1"),
+        (RegenerateSettings, {"retries": -1}, "retries is -1; it must be at least 0"),
+        (RegenerateSettings, {"timeout_s": 0.5}, "timeout_s is 0.5; it must be at least 1"),
+        (TokenizeSettings, {"shard_tokens": 1}, "shard_tokens is 1; it must be at least 8"),
+    ],
+)
+def test_values_out_of_range(cls: type, changes: dict[str, Any], message: str) -> None:
+    given = {"sources": (source(),)} if cls is PrepareSettings else {}
+    with pytest.raises(ConfigError) as caught:
+        cls(**given, **changes)
+    assert str(caught.value).startswith(message)
