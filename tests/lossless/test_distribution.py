@@ -167,15 +167,15 @@ def test_catches_noise_reused_between_positions(model: Any, mutate: Any) -> None
 def test_catches_unprocessed_probabilities_at_the_bonus_token(model: Any, mutate: Any) -> None:
     def bonus_unprocessed(
         logits_RV: Tensor,
-        first_row_B: Tensor,
+        rows_BN: Tensor,
         tree: TreeBatch,
         batch: Any,
         position_B: Tensor,
         penalties: None,
     ) -> accept.Walk:
-        walk = accept.walk_gumbel(logits_RV, first_row_B, tree, batch, position_B)
+        walk = accept.walk_gumbel(logits_RV, rows_BN, tree, batch, position_B)
         last_B1 = walk.lengths_B[:, None] - 1
-        rows_B = first_row_B + walk.nodes_BL.gather(1, last_B1)[:, 0]
+        rows_B = rows_BN.gather(1, walk.nodes_BL.gather(1, last_B1))[:, 0]
         noise_BV = noise.gumbel(batch.seed_B, position_B + last_B1[:, 0], VOCAB_SIZE)
         raw_B = (logits_RV[rows_B].double() + noise_BV).argmax(dim=-1)
         tokens_BL = walk.tokens_BL.scatter(1, last_B1, raw_B[:, None])

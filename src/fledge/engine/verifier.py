@@ -114,9 +114,10 @@ class Verifier:
             Said(p, s.request.prompt_token_ids, s.output_ids)
             for p, s in zip(params, sequences, strict=True)
         ]
+        nodes_N = torch.arange(trees.max_size, device=device)
         return self._walk(
             logits_RV,
-            rows_B,
+            rows_B[:, None] + nodes_N,
             trees,
             make_sampling_batch(params, device),
             positions_B,

@@ -7,7 +7,8 @@ while a child holds it. Drafts decide how far one pass gets, never what it says.
 order, keep x with probability p(x), else remove x and renormalise; sample the rest when none stays.
 It is exact in distribution, but its text depends on the drafts.
 
-Legend: B requests, N nodes, V vocabulary, L levels walked (at most the depth plus one).
+Legend: B requests, N nodes, R rows of logits, V vocabulary,
+L levels walked (at most the depth plus one).
 """
 
 from dataclasses import dataclass
@@ -51,9 +52,9 @@ class _Recorder:
         self._tokens: list[Tensor] = []
         self._nodes: list[Tensor] = []
 
-    def logits(self, logits_RV: Tensor, first_row_B: Tensor) -> Tensor:
+    def logits(self, logits_RV: Tensor, rows_BN: Tensor) -> Tensor:
         """Logits at the current nodes, with what was said on the way there held against them."""
-        logits_BV = logits_RV[first_row_B + self.node_B]
+        logits_BV = logits_RV[rows_BN.gather(1, self.node_B[:, None])[:, 0]]
         return logits_BV if self._penalties is None else self._penalties.apply(logits_BV)
 
     def record(self, token_B: Tensor, child_B: Tensor) -> None:
@@ -76,17 +77,17 @@ class _Recorder:
 
 def walk_gumbel(
     logits_RV: Tensor,
-    first_row_B: Tensor,
+    rows_BN: Tensor,
     tree: TreeBatch,
     batch: SamplingBatch,
     position_B: Tensor,
     penalties: Penalties | None = None,
 ) -> Walk:
-    """Accept drafts that equal the target's own samples; row `first_row + node` holds a node."""
+    """Accept drafts that equal the target's own samples; `rows` says where a node's logits are."""
     real_BN = is_real(tree)
     recorder = _Recorder(tree.num_requests, logits_RV.device, penalties)
     for level in range(tree.max_size):
-        logits_BV = recorder.logits(logits_RV, first_row_B)
+        logits_BV = recorder.logits(logits_RV, rows_BN)
         token_B = sample(logits_BV, batch, position_B + level)
         recorder.record(token_B, match_child(tree, real_BN, recorder.node_B, token_B))
         if not recorder.walking_B.any():
@@ -96,7 +97,7 @@ def walk_gumbel(
 
 def walk_rejection(
     logits_RV: Tensor,
-    first_row_B: Tensor,
+    rows_BN: Tensor,
     tree: TreeBatch,
     batch: SamplingBatch,
     position_B: Tensor,
@@ -104,11 +105,11 @@ def walk_rejection(
 ) -> Walk:
     """Accept or reject drafts by coins; greedy requests walk as in `walk_gumbel`."""
     if batch.all_greedy:
-        return walk_gumbel(logits_RV, first_row_B, tree, batch, position_B, penalties)
+        return walk_gumbel(logits_RV, rows_BN, tree, batch, position_B, penalties)
     real_BN = is_real(tree)
     recorder = _Recorder(tree.num_requests, logits_RV.device, penalties)
     for level in range(tree.max_size):
-        logits_BV = recorder.logits(logits_RV, first_row_B)
+        logits_BV = recorder.logits(logits_RV, rows_BN)
         level_B = position_B + level
         token_B, child_B = _try_children(logits_BV, tree, real_BN, recorder.node_B, batch, level_B)
         greedy_token_B = logits_BV.argmax(dim=-1)

@@ -56,9 +56,11 @@ def walk_together(
 ) -> Walk:
     sizes = [len(tree.tokens) for tree in trees]
     first_rows = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
+    # Padding has no logits of its own: its rows belong to others or to nobody.
+    rows_BN = (first_rows[:, None] + torch.arange(max(sizes))).clamp(max=sum(sizes) - 1)
     return rule(  # type: ignore[operator]
         torch.cat(logits),
-        first_rows,
+        rows_BN,
         batched(trees),
         make_sampling_batch(params, CPU),
         torch.tensor(positions),
