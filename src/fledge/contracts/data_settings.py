@@ -1,5 +1,6 @@
 """Settings of the data stages: prepare, regenerate, tokenize."""
 
+import difflib
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,21 @@ BadRows = Literal["skip", "stop"]
 PrivacyAction = Literal["replace", "drop", "keep"]
 SourceFormat = Literal["auto", "chat", "sharegpt", "alpaca", "prompts", "tasks", "bfcl"]
 Turns = Literal["last", "all"]
+
+PRIVACY_TYPES = (
+    "email",
+    "phone",
+    "card",
+    "iban",
+    "national_id",
+    "ip",
+    "mac",
+    "wallet",
+    "secret",
+    "name",
+    "place",
+)
+"""What the privacy filter knows; `name` and `place` need `privacy.names`."""
 
 SELF = "self"
 """The path of a source whose prompts the target writes itself."""
@@ -77,7 +93,17 @@ class PrivacySettings:
 
     names_min_score: float = 0.85
 
+    def action(self, kind: str) -> PrivacyAction:
+        """What happens to identifiers of a type."""
+        return self.actions.get(kind, self.default)
+
     def __post_init__(self) -> None:
+        for kind in self.actions:
+            if kind not in PRIVACY_TYPES:
+                near = difflib.get_close_matches(kind, PRIVACY_TYPES, n=1)
+                known = f"known are {', '.join(PRIVACY_TYPES)}."
+                hint = f"did you mean {near[0]!r}?" if near else known
+                raise ConfigError(f"actions names {kind!r}, which is no type; {hint}")
         _check_range("names_min_score", self.names_min_score, 0, 1)
 
 
@@ -181,6 +207,9 @@ class RegenerateSettings:
     seed: int = 0
     keep_truncated: bool = True
     """Keep answers that ran into `max_tokens`."""
+
+    raw: bool = False
+    """Continue the user's text as it stands: for targets without a chat template."""
 
     concurrency: int = 32
     """Requests in flight."""
