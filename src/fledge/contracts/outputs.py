@@ -35,6 +35,20 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """How probable the target found one token of an answer.
+
+    These are the target's own probabilities, before penalties, logit bias, temperature and filters.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The most probable tokens with their logprobs, best first, as many as were asked for. The
+    token itself is among them only if it is that probable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The whole answer to one prompt."""
 
@@ -43,6 +57,8 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each token, when the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +72,5 @@ class Chunk:
     """Tokens emitted since the last chunk."""
 
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each token of this chunk, when the request asked for them."""
