@@ -7,6 +7,8 @@ from fledge.contracts.errors import ConfigError
 
 AcceptRule = Literal["gumbel", "rejection"]
 ACCEPT_RULES: tuple[AcceptRule, ...] = ("gumbel", "rejection")
+ControllerName = Literal["adaptive", "fixed"]
+CONTROLLERS: tuple[ControllerName, ...] = ("adaptive", "fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ class EngineSettings:
     accept: AcceptRule = "gumbel"
     """`gumbel`: the text does not depend on the drafts; `rejection`: the field's usual rule."""
 
+    controller: ControllerName = "adaptive"
+    """`adaptive`: as much drafting as pays, up to `tree`; `fixed`: `tree` in every cycle."""
+
     max_requests: int = 32
     """Requests decoded together; further ones wait."""
 
@@ -66,6 +71,10 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.accept not in ACCEPT_RULES:
             raise ConfigError(f"accept is {self.accept!r}; it must be one of {ACCEPT_RULES}.")
+        if self.controller not in CONTROLLERS:
+            raise ConfigError(
+                f"controller is {self.controller!r}; it must be one of {CONTROLLERS}."
+            )
         for name in ("max_requests", "max_prefill_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")

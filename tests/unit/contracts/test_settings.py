@@ -129,6 +129,11 @@ def test_unknown_accept_rule_lists_the_known_ones() -> None:
     assert "rejection" in str(caught.value)
 
 
+def test_unknown_controller_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="controller is 'wild'.*adaptive.*fixed"):
+        EngineSettings(controller="wild")
+
+
 def test_settings_cannot_be_changed() -> None:
     for settings in (SamplingParams(), TreeSettings(), EngineSettings()):
         field = dataclasses.fields(settings)[0].name

@@ -1,0 +1,95 @@
+"""What the engine and its controller tell each other: the load, a plan for it, what it yielded.
+
+A report may come one or more cycles after its pass was started: nothing waits for the device. It
+therefore carries the plan and the load it speaks of.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How much is drafted in the next cycle."""
+
+    depth: int
+    """Levels of the trees; 0 is plain decoding."""
+
+    width: int
+    """Children kept per node, and nodes expanded per level."""
+
+    nodes: int
+    """Drafted nodes in the verify pass, over all requests together."""
+
+    is_measured: bool = False
+    """Whether the report of this cycle is to carry the gains of its candidates."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.depth == 0
+
+
+PLAIN = DraftPlan(depth=0, width=0, nodes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the next pass has to carry whatever is drafted."""
+
+    num_requests: int
+    """Requests that decode in this pass."""
+
+    num_sampled: int = 0
+    """Of them, those above temperature 0."""
+
+    num_other_tokens: int = 0
+    """Prompt tokens that ride in the same pass."""
+
+    context_tokens: int = 0
+    """Cached tokens of the decoding requests, summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReport:
+    """What one cycle took and yielded; the three times add up to its wall time."""
+
+    plan: DraftPlan
+    load: Load
+    target_s: float
+    """The verify pass: target, acceptance, compaction."""
+
+    draft_s: float
+    """All head passes of the cycle, catching up included."""
+
+    other_s: float
+    """Everything else, such as scheduling."""
+
+    emitted: int
+    """Tokens emitted by the decoding requests."""
+
+    reached_D: tuple[int, ...] = ()
+    """Walks that reached a node at depth d - 1 that had children, for d = 1, 2, ..."""
+
+    accepted_D: tuple[int, ...] = ()
+    """Of them, those that went on to depth d."""
+
+    num_extended: int = 0
+    """Committed tokens the head read in this cycle, which may be many after plain decoding."""
+
+    gains: Tensor | None = None
+    """`expected_gains` of the candidates, on the host, if the plan asked for it."""
+
+
+class Controller(Protocol):
+    """Decides before every cycle how much to draft, and is told what came of it."""
+
+    def choose(self, load: Load) -> DraftPlan:
+        """The plan for a cycle with this load."""
+
+    def observe(self, report: CycleReport) -> None:
+        """A cycle has ended."""
+
+    def state(self) -> dict[str, object]:
+        """What it is doing and why, for the statistics; plain JSON values."""
