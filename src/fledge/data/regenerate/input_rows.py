@@ -1,0 +1,74 @@
+"""The rows of a finished directory by number, without holding them: 12 bytes per row."""
+
+import json
+from array import array
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from fledge.contracts.conversation import Conversation
+from fledge.contracts.errors import ArtifactError
+from fledge.contracts.progress import Progress
+from fledge.store.rows import row_files
+
+
+class InputRows:
+    """Conversations by their position in a directory, counted over all its files from 0."""
+
+    def __init__(self, directory: Path, progress: Progress) -> None:
+        self._paths = row_files(directory)
+        self._offsets = array("q")
+        self._file_of = array("i")
+        self._open_number = -1
+        self._open_file: BinaryIO | None = None
+        self.num_bytes = sum(path.stat().st_size for path in self._paths)
+        with progress.task(f"reading {directory.name}", self.num_bytes) as task:
+            for number, path in enumerate(self._paths):
+                task.advance(self._index(number, path))
+
+    def _index(self, number: int, path: Path) -> int:
+        offset = 0
+        with path.open("rb") as file:
+            for line in file:
+                self._offsets.append(offset)
+                self._file_of.append(number)
+                offset += len(line)
+        return offset
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, row: int) -> Conversation:
+        number = self._file_of[row]
+        file = self._file(number)
+        file.seek(self._offsets[row])
+        try:
+            return Conversation.from_json(json.loads(file.readline()))
+        except (ValueError, ArtifactError) as error:
+            line = row - self._file_of.index(number) + 1
+            raise ArtifactError(
+                f"{self._paths[number]}, line {line} is damaged: {error}"
+            ) from error
+
+    def _file(self, number: int) -> BinaryIO:
+        """One file is open at a time: rows are mostly read in order."""
+        if self._open_file is None or number != self._open_number:
+            self.close()
+            self._open_file, self._open_number = self._paths[number].open("rb"), number
+        return self._open_file
+
+    def close(self) -> None:
+        if self._open_file is not None:
+            self._open_file.close()
+            self._open_file = None
+
+    def __enter__(self) -> "InputRows":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,30 @@
+"""Through a URL: a server that fails in every way changes nothing but the time."""
+
+from pathlib import Path
+
+import pytest
+
+from fledge.store.rows import read_rows
+from tests.unit.data.flaky_server import ALL_FAULTS, FlakyServer
+from tests.unit.data.regenerate_support import ask, make_source, mixed_rows, output_bytes
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("turns", ["last", "all"])
+def test_failures_leave_no_trace(turns: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "conversations", mixed_rows(100))
+    with FlakyServer() as server:
+        calm = ask(source, tmp_path / "calm", server.url, turns=turns)
+        assert not server.faults_met
+    with FlakyServer(faults=ALL_FAULTS, service_s=(0.0, 0.02)) as server:
+        flaky = ask(source, tmp_path / "flaky", server.url, turns=turns, concurrency=32)
+        assert set(server.faults_met) == set(ALL_FAULTS)
+        assert set(server.answered.values()) == {1}
+    assert flaky.fingerprint == calm.fingerprint
+    assert output_bytes(tmp_path / "flaky") == output_bytes(tmp_path / "calm")
+    assert names(tmp_path / "flaky") == [".lock", "manifest.json", "plan.json", "rows-00000.jsonl"]
+    assert calm.counts["rows"] == 100
+    assert [row.id for row in read_rows(tmp_path / "flaky")] == [f"chat/{n}" for n in range(1, 101)]
