@@ -187,6 +187,31 @@ RawOption = Annotated[
         rich_help_panel=_SAMPLING,
     ),
 ]
+OutOption = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Directory of the result; a new one, an empty one, or one to go on in.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change a setting of the recipe, as prepare.rows=1000; may be given several times.",
+    ),
+]
+PlanOption = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        help="Only say what would be read and written, with bytes and time.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 JsonOption = Annotated[
     bool,
     typer.Option(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fledge.contracts.data_settings import (
     PrepareSettings,
@@ -26,5 +27,9 @@ class Recipe:
 
 def load_recipe(path: Path | None, assignments: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply `--set` assignments; without a file all settings are defaults."""
-    table = read_toml(path) if path is not None else {}
+    return read_recipe(read_toml(path) if path is not None else {}, assignments)
+
+
+def read_recipe(table: dict[str, Any], assignments: Sequence[str] = ()) -> Recipe:
+    """The recipe that a TOML table describes."""
     return read_settings(Recipe, override(table, assignments), where="")

@@ -13,12 +13,24 @@ from pathlib import Path
 
 import xxhash
 
+from fledge.contracts.data_settings import PrepareSettings
 from fledge.contracts.errors import ArtifactError
 from fledge.store.rows import row_files
 
 _ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
 _HASH_BITS = 128
 _BUCKET_BITS = 16
+
+
+def count_blend(settings: PrepareSettings, num_kept: Sequence[int]) -> list[int]:
+    """Rows that each source gives, by its cap, and by its weight when a total is set."""
+    available = [
+        min(rows, source.max_rows) if source.max_rows else rows
+        for rows, source in zip(num_kept, settings.sources, strict=True)
+    ]
+    if not settings.rows:
+        return available
+    return share_rows(available, [source.weight for source in settings.sources], settings.rows)
 
 
 def share_rows(available: Sequence[int], weights: Sequence[float], total: int) -> list[int]:

@@ -68,13 +68,11 @@ def _sources(card: Mapping[str, Any]) -> str:
 
 
 def _rows(card: Mapping[str, Any]) -> str:
-    names = ("read", "bad", "private", "exact_duplicates", "near_duplicates", "overlaps")
-    names = (*names, "kept", "left_out", "out")
     heads = ("source", "read", "bad", "private", "equal", "nearly equal", "in a benchmark")
     entries = [*card["sources"], {"name": "**all**", "rows": card["totals"]["rows"]}]
     table = _table(
         (*heads, "kept", "not chosen", "out"),
-        [(entry["name"], *(f"{entry['rows'][name]:,}" for name in names)) for entry in entries],
+        [(entry["name"], *(f"{rows:,}" for rows in entry["rows"].values())) for entry in entries],
     )
     return (
         "Rows read are either bad, or dropped by one filter (privacy, equal to an earlier row, "
