@@ -8,6 +8,7 @@ the counts. Seeds are fixed, so a test that passes always passes.
 The test must be able to fail: the mutants at the end break one thing each and have to be caught.
 """
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -171,7 +172,7 @@ def test_catches_unprocessed_probabilities_at_the_bonus_token(model: Any, mutate
         tree: TreeBatch,
         batch: Any,
         position_B: Tensor,
-        penalties: None,
+        rules: None,
     ) -> accept.Walk:
         walk = accept.walk_gumbel(logits_RV, rows_BN, tree, batch, position_B)
         last_B1 = walk.lengths_B[:, None] - 1
@@ -179,7 +180,7 @@ def test_catches_unprocessed_probabilities_at_the_bonus_token(model: Any, mutate
         noise_BV = noise.gumbel(batch.seed_B, position_B + last_B1[:, 0], VOCAB_SIZE)
         raw_B = (logits_RV[rows_B].double() + noise_BV).argmax(dim=-1)
         tokens_BL = walk.tokens_BL.scatter(1, last_B1, raw_B[:, None])
-        return accept.Walk(tokens_BL, walk.nodes_BL, walk.lengths_B)
+        return dataclasses.replace(walk, tokens_BL=tokens_BL)
 
     mutate(verifier, "_RULES", {"gumbel": bonus_unprocessed})
     assert _is_caught(model, "gumbel")

@@ -18,12 +18,12 @@ from fledge.engine.sequence import Sequence
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
 from fledge.ops.kv import KVPool
+from fledge.ops.logit_rules import LogitRules, RequestRules, TokenCounts, make_rules
 from fledge.ops.packed import SequencePart, pack
-from fledge.ops.penalties import Penalties, Said, make_penalties
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
 from fledge.ops.tree import TreeBatch, ancestors, root_only
 
-WalkRule = Callable[[Tensor, Tensor, TreeBatch, SamplingBatch, Tensor, Penalties | None], Walk]
+WalkRule = Callable[[Tensor, Tensor, TreeBatch, SamplingBatch, Tensor, LogitRules | None], Walk]
 _RULES: dict[AcceptRule, WalkRule] = {"gumbel": walk_gumbel, "rejection": walk_rejection}
 
 
@@ -110,10 +110,19 @@ class Verifier:
         params = [seq.request.params for seq in sequences]
         device = logits_RV.device
         positions_B = torch.tensor([len(seq.output_ids) for seq in sequences], device=device)
-        said = [
-            Said(p, s.request.prompt_token_ids, s.output_ids)
-            for p, s in zip(params, sequences, strict=True)
-        ]
+        counts = TokenCounts(logits_RV.shape[-1], device)
+        rules = make_rules(
+            [
+                RequestRules(
+                    s.request.params,
+                    s.request.prompt_token_ids,
+                    s.output_ids,
+                    s.request.eos_token_ids,
+                    counts,
+                )
+                for s in sequences
+            ]
+        )
         nodes_N = torch.arange(trees.max_size, device=device)
         return self._walk(
             logits_RV,
@@ -121,7 +130,7 @@ class Verifier:
             trees,
             make_sampling_batch(params, device),
             positions_B,
-            make_penalties(said, logits_RV.shape[-1], device),
+            rules,
         )
 
     def _compact(self, moves: list[tuple[Sequence, int, Tensor]]) -> None:

@@ -11,13 +11,15 @@ Legend: B requests, N nodes, R rows of logits, V vocabulary,
 L levels walked (at most the depth plus one).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fledge.ops.logit_rules import LogitRules
+from fledge.ops.logprobs import WalkLogprobs, walk_logprobs
 from fledge.ops.noise import gumbel, uniform
-from fledge.ops.penalties import Penalties
 from fledge.ops.sampling import SamplingBatch, process_logits, sample
 from fledge.ops.tree import TreeBatch, is_real, match_child
 
@@ -38,41 +40,77 @@ class Walk:
     lengths_B: Tensor
     """How many of the L columns count, at least one."""
 
+    failed_B: Tensor
+    """Whether a visited node had logits that are no numbers: its tokens mean nothing."""
 
-class _Recorder:
-    """Collects the levels of a walk; requests that have stopped add nothing more."""
+    logprobs: WalkLogprobs | None
+    """Of the emitted tokens, when a request asks for them."""
+
+
+class _Walkers:
+    """Where the requests stand in their trees; those that have stopped add nothing more."""
 
     def __init__(
-        self, num_requests: int, device: torch.device, penalties: Penalties | None
+        self, logits_RV: Tensor, rows_BN: Tensor, tree: TreeBatch, rules: LogitRules | None
     ) -> None:
-        self._penalties = penalties
-        self.walking_B = torch.ones(num_requests, dtype=torch.bool, device=device)
-        self.node_B = torch.zeros(num_requests, dtype=torch.long, device=device)
+        self._logits_RV, self._rows_BN, self._rules = logits_RV, rows_BN, rules
+        device = logits_RV.device
+        self.is_walking_B = torch.ones(tree.num_requests, dtype=torch.bool, device=device)
+        self.node_B = torch.zeros(tree.num_requests, dtype=torch.long, device=device)
         self._lengths_B = torch.zeros_like(self.node_B)
+        self._failed_B = torch.zeros_like(self.is_walking_B)
         self._tokens: list[Tensor] = []
         self._nodes: list[Tensor] = []
 
-    def logits(self, logits_RV: Tensor, rows_BN: Tensor) -> Tensor:
-        """Logits at the current nodes, with what was said on the way there held against them."""
-        logits_BV = logits_RV[rows_BN.gather(1, self.node_B[:, None])[:, 0]]
-        return logits_BV if self._penalties is None else self._penalties.apply(logits_BV)
+    def logits(self, position_B: Tensor) -> Tensor:
+        """Logits at the current nodes, under the rules for what was said on the way there."""
+        logits_BV = self._logits_RV[self._rows_BN.gather(1, self.node_B[:, None])[:, 0]]
+        is_bad_B = _has_no_best(logits_BV)
+        if self._rules is not None:
+            logits_BV = self._rules.apply(logits_BV, position_B)
+            is_bad_B |= _has_no_best(logits_BV)
+        self._failed_B |= is_bad_B & self.is_walking_B
+        return logits_BV
 
-    def record(self, token_B: Tensor, child_B: Tensor) -> None:
+    def step(self, token_B: Tensor, child_B: Tensor) -> None:
         """The token chosen at the current node, and the child that holds it (0 for none)."""
-        if self._penalties is not None:
-            self._penalties.record(token_B)
+        if self._rules is not None:
+            self._rules.record(token_B, self.is_walking_B)
         self._tokens.append(token_B)
         self._nodes.append(self.node_B)
-        self._lengths_B += self.walking_B
-        self.walking_B = self.walking_B & (child_B > 0)
-        self.node_B = torch.where(self.walking_B, child_B, self.node_B)
+        self._lengths_B += self.is_walking_B
+        self.is_walking_B = self.is_walking_B & (child_B > 0) & ~self._failed_B
+        self.node_B = torch.where(self.is_walking_B, child_B, self.node_B)
 
-    def finish(self) -> Walk:
-        return Walk(
-            tokens_BL=torch.stack(self._tokens, dim=1),
-            nodes_BL=torch.stack(self._nodes, dim=1),
-            lengths_B=self._lengths_B,
-        )
+    def finish(self, batch: SamplingBatch) -> Walk:
+        tokens_BL = torch.stack(self._tokens, dim=1)
+        nodes_BL = torch.stack(self._nodes, dim=1)
+        logprobs = None
+        if batch.asking_A is not None:
+            rows_BL = self._rows_BN.gather(1, nodes_BL)
+            logprobs = walk_logprobs(
+                self._logits_RV, rows_BL, tokens_BL, batch.asking_A, batch.num_logprobs
+            )
+        return Walk(tokens_BL, nodes_BL, self._lengths_B, self._failed_B, logprobs)
+
+
+def _has_no_best(logits_BV: Tensor) -> Tensor:
+    """Boolean [B]: no largest logit that is a number, so nothing can be chosen.
+
+    The largest value of a row that holds a NaN is NaN; infinities would become NaN in the softmax.
+    """
+    return ~logits_BV.amax(dim=-1).isfinite()
+
+
+def _levels(walkers: _Walkers, tree: TreeBatch, max_depth: int | None) -> Iterator[int]:
+    """Levels to walk: all that the trees may have, or until nobody walks where asking is free."""
+    num_levels = tree.max_size if max_depth is None else min(max_depth + 1, tree.max_size)
+    # Asking a GPU means waiting for it. A caller that knows the depth of its trees spares that.
+    may_ask = max_depth is None or walkers.node_B.device.type == "cpu"
+    for level in range(num_levels):
+        yield level
+        if may_ask and not walkers.is_walking_B.any():
+            return
 
 
 def walk_gumbel(
@@ -81,18 +119,21 @@ def walk_gumbel(
     tree: TreeBatch,
     batch: SamplingBatch,
     position_B: Tensor,
-    penalties: Penalties | None = None,
+    rules: LogitRules | None = None,
+    max_depth: int | None = None,
 ) -> Walk:
-    """Accept drafts that equal the target's own samples; `rows` says where a node's logits are."""
+    """Accept drafts that equal the target's own samples.
+
+    `rows` says where a node's logits are, `position` how many tokens each request has said before,
+    `max_depth` how deep the trees may be, so that the device need not be asked.
+    """
     real_BN = is_real(tree)
-    recorder = _Recorder(tree.num_requests, logits_RV.device, penalties)
-    for level in range(tree.max_size):
-        logits_BV = recorder.logits(logits_RV, rows_BN)
+    walkers = _Walkers(logits_RV, rows_BN, tree, rules)
+    for level in _levels(walkers, tree, max_depth):
+        logits_BV = walkers.logits(position_B + level)
         token_B = sample(logits_BV, batch, position_B + level)
-        recorder.record(token_B, match_child(tree, real_BN, recorder.node_B, token_B))
-        if not recorder.walking_B.any():
-            break
-    return recorder.finish()
+        walkers.step(token_B, match_child(tree, real_BN, walkers.node_B, token_B))
+    return walkers.finish(batch)
 
 
 def walk_rejection(
@@ -101,26 +142,28 @@ def walk_rejection(
     tree: TreeBatch,
     batch: SamplingBatch,
     position_B: Tensor,
-    penalties: Penalties | None = None,
+    rules: LogitRules | None = None,
+    max_depth: int | None = None,
 ) -> Walk:
-    """Accept or reject drafts by coins; greedy requests walk as in `walk_gumbel`."""
+    """Accept or reject drafts by coins; greedy requests walk as in `walk_gumbel`.
+
+    The number of siblings is read from the device at every level: this rule waits for it.
+    """
     if batch.all_greedy:
-        return walk_gumbel(logits_RV, rows_BN, tree, batch, position_B, penalties)
+        return walk_gumbel(logits_RV, rows_BN, tree, batch, position_B, rules, max_depth)
     real_BN = is_real(tree)
-    recorder = _Recorder(tree.num_requests, logits_RV.device, penalties)
-    for level in range(tree.max_size):
-        logits_BV = recorder.logits(logits_RV, rows_BN)
+    walkers = _Walkers(logits_RV, rows_BN, tree, rules)
+    for level in _levels(walkers, tree, max_depth):
         level_B = position_B + level
-        token_B, child_B = _try_children(logits_BV, tree, real_BN, recorder.node_B, batch, level_B)
+        logits_BV = walkers.logits(level_B)
+        token_B, child_B = _try_children(logits_BV, tree, real_BN, walkers.node_B, batch, level_B)
         greedy_token_B = logits_BV.argmax(dim=-1)
-        greedy_child_B = match_child(tree, real_BN, recorder.node_B, greedy_token_B)
-        recorder.record(
+        greedy_child_B = match_child(tree, real_BN, walkers.node_B, greedy_token_B)
+        walkers.step(
             torch.where(batch.greedy_B, greedy_token_B, token_B),
             torch.where(batch.greedy_B, greedy_child_B, child_B),
         )
-        if not recorder.walking_B.any():
-            break
-    return recorder.finish()
+    return walkers.finish(batch)
 
 
 def _try_children(

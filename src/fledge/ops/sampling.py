@@ -32,12 +32,18 @@ class SamplingBatch:
 
     has_top_p: bool
     has_min_p: bool
+    asking_A: Tensor | None
+    """Rows that ask for logprobs, None when there are none."""
+
+    num_logprobs: int
+    """The most alternatives that a row asks for."""
 
 
 def make_sampling_batch(params: Sequence[SamplingParams], device: torch.device) -> SamplingBatch:
     def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
+    asking = [row for row, one in enumerate(params) if one.logprobs is not None]
     return SamplingBatch(
         greedy_B=torch.tensor([p.is_greedy for p in params], device=device),
         # Greedy rows are divided by 1: their filtered logits are never looked at.
@@ -50,6 +56,8 @@ def make_sampling_batch(params: Sequence[SamplingParams], device: torch.device) 
         largest_top_k=max(p.top_k for p in params),
         has_top_p=any(p.top_p < 1 for p in params),
         has_min_p=any(p.min_p > 0 for p in params),
+        asking_A=column(asking, torch.long) if asking else None,
+        num_logprobs=max((p.logprobs or 0 for p in params), default=0),
     )
 
 
