@@ -21,7 +21,7 @@ _FILE = "tokenizer.json"
 
 
 class TemplateRefusal(RequestError):
-    """The target's chat template does not take these messages."""
+    """These messages do not go through the target's chat template."""
 
 
 class TargetTokenizer:
@@ -74,6 +74,13 @@ class TargetTokenizer:
         found = {token.content: token_id for token_id, token in added if token.special}
         named = self._tokenizer.all_special_tokens
         return found | dict(zip(named, self._tokenizer.convert_tokens_to_ids(named), strict=True))
+
+    @cached_property
+    def tags(self) -> dict[str, str]:
+        """Tokens such as `<think>`, with those that close what they open."""
+        added = [token.content for token in self._tokenizer.added_tokens_decoder.values()]
+        pairs = {token: f"</{token[1:]}" for token in added if token.startswith("<")}
+        return {token: closing for token, closing in pairs.items() if closing in added}
 
     @cached_property
     def asks_the_date(self) -> bool:
