@@ -196,6 +196,14 @@ OutOption = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe",
+        metavar="FILE.toml",
+        help="The recipe with the settings; without one all are defaults.",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
