@@ -1,5 +1,5 @@
-"""A real HTTP server with OpenAI's routes whose answers depend on the request alone, and which fails
-on purpose.
+"""A real HTTP server with OpenAI's routes: its answers depend on the request alone, and it fails on
+purpose.
 
 Words in the last message steer it: [call NAME], [think], [long], [filter], [refuse], [poison].
 It counts what it was asked, what it answered in full, and how many requests were in flight when.
@@ -39,20 +39,7 @@ ALL_FAULTS = (
 )
 """Ways to fail, except `slow`, which only takes long."""
 
-WORDS = [
-    "wing",
-    "feather",
-    "Adler",
-    "águila",
-    "鷹",
-    "орёл",
-    "nest",
-    "wind",
-    "cliff",
-    "🦅",
-    "talon",
-    "gliding",
-]
+WORDS = ["wing", "feather", "Adler", "águila", "鷹", "орёл", "nest", "wind", "🦅", "talon"]
 
 
 @dataclass(frozen=True)
@@ -155,11 +142,11 @@ class FlakyServer:
                 with self._counted(request):
                     response = await self._respond(request)
                     is_whole = await _send(writer, reader, response)
-                if is_whole and request.path in ("/v1/chat/completions", "/v1/completions"):
-                    if response.status == 200 and "fault" not in response.headers:
-                        self.answered[key_of(json.loads(request.body))] += 1
                 if not is_whole:
                     break
+                is_good = response.status == 200 and "fault" not in response.headers
+                if is_good and request.path.endswith("/completions"):
+                    self.answered[key_of(json.loads(request.body))] += 1
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
