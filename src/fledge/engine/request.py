@@ -1,5 +1,6 @@
 """What a user asks, checked and turned into token ids before anything runs."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import cast
@@ -58,15 +59,17 @@ class RequestMaker:
         if params.repetition_penalty is None:
             params = replace(params, repetition_penalty=target.repetition_penalty)
         eos = frozenset() if params.ignore_eos else target.eos_token_ids
+        eos |= frozenset(params.stop_token_ids)
+        self._check_params(params, eos)
         return Request(
             prompt_token_ids=tuple(token_ids),
             params=params,
             max_new_tokens=min(params.max_tokens, target.context_len - len(token_ids)),
-            eos_token_ids=eos | frozenset(params.stop_token_ids),
+            eos_token_ids=eos,
         )
 
     def _check(self, token_ids: list[int]) -> None:
-        context_len, vocab_size = self._target.context_len, self._target.vocab_size
+        context_len = self._target.context_len
         if not token_ids:
             raise RequestError("the prompt is empty: it has no tokens to continue from.")
         if len(token_ids) >= context_len:
@@ -74,10 +77,25 @@ class RequestMaker:
                 f"the prompt has {len(token_ids)} tokens and the target's context holds "
                 f"{context_len}, the answer included; shorten the prompt."
             )
+        self._check_known("the prompt holds", token_ids)
+
+    def _check_params(self, params: SamplingParams, eos_token_ids: frozenset[int]) -> None:
+        self._check_known("stop_token_ids holds", params.stop_token_ids)
+        self._check_known("logit_bias names", dict(params.logit_bias))
+        vocab_size = self._target.vocab_size
+        num_ends = sum(token_id < vocab_size for token_id in eos_token_ids)
+        if params.min_tokens and num_ends >= vocab_size:
+            raise RequestError(
+                f"all {vocab_size} tokens of the vocabulary end the answer, and min_tokens is "
+                f"{params.min_tokens}; name fewer stop_token_ids."
+            )
+
+    def _check_known(self, where: str, token_ids: Iterable[int]) -> None:
+        vocab_size = self._target.vocab_size
         strange = next((token for token in token_ids if not 0 <= token < vocab_size), None)
         if strange is not None:
             raise RequestError(
-                f"the prompt holds token id {strange}; the target's vocabulary has ids 0 to "
+                f"{where} token id {strange}; the target's vocabulary has ids 0 to "
                 f"{vocab_size - 1}."
             )
 
