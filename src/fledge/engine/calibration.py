@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fledge.engine.monotone import rising
 from fledge.engine.readout import Readout
 from fledge.ops.accept import Walk
 from fledge.ops.tree import TreeBatch, is_real
@@ -136,9 +137,7 @@ def _fit(tried_MDK: Array, accepted_MDK: Array) -> Array:
     curve_MD2 = _fit_logistic(tried_MDK, accepted_MDK, pooled_M2[:, None, :], _POOL_WEIGHT)
     curve_MDK = _logistic(curve_MD2)
     probs_MDK = (accepted_MDK + _CURVE_WEIGHT * curve_MDK) / (tried_MDK + _CURVE_WEIGHT)
-    rising_MDK = np.maximum.accumulate(probs_MDK, axis=-1)
-    falling_MDK = np.minimum.accumulate(probs_MDK[..., ::-1], axis=-1)[..., ::-1]
-    table: Array = np.log(((rising_MDK + falling_MDK) / 2).clip(_LOWEST_PROB, 1.0))
+    table: Array = np.log(rising(probs_MDK).clip(_LOWEST_PROB, 1.0))
     return table
 
 

@@ -1,9 +1,10 @@
 """Where the user's cache is and how it is laid out; nothing here reads or writes a file.
 
-<cache>/targets/<key>/      directories transformers can load, each published by one rename
-<cache>/downloads/<key>/    packages on their way to becoming a target; gone once it is there
-<cache>/locks/<key>.lock    held while a target is made
-<cache>/hashes/<id>.json    sha256 of local files that were hashed before
+<cache>/targets/<key>/          directories transformers can load, each published by one rename
+<cache>/downloads/<key>/        packages on their way to becoming a target; gone once it is there
+<cache>/locks/<key>.lock        held while a target is made
+<cache>/hashes/<id>.json        sha256 of local files that were hashed before
+<cache>/pass_times/<id>.json    how long passes of a target took on this machine
 """
 
 import os
@@ -38,3 +39,7 @@ class CacheLayout:
     @property
     def hashes(self) -> Path:
         return self.root / "hashes"
+
+    @property
+    def pass_times(self) -> Path:
+        return self.root / "pass_times"
