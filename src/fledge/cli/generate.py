@@ -1,5 +1,6 @@
 """`fledge generate`: answers to one or several prompts."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ from fledge.cli.answering import as_prompts, show_answer
 from fledge.cli.loading import Choice, Loaded, load
 from fledge.cli.prompts import read_prompts
 from fledge.cli.render import figures, print_json, say, shorten, write_text
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.outputs import Completion
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
@@ -31,10 +33,12 @@ def generate(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
     max_tokens: options.MaxTokensOption = options.SAMPLING.max_tokens,
+    min_tokens: options.MinTokensOption = options.SAMPLING.min_tokens,
     temperature: options.TemperatureOption = options.SAMPLING.temperature,
     top_k: options.TopKOption = options.SAMPLING.top_k,
     top_p: options.TopPOption = options.SAMPLING.top_p,
     min_p: options.MinPOption = options.SAMPLING.min_p,
+    logit_bias: options.LogitBiasOption = None,
     repetition_penalty: options.RepetitionPenaltyOption = options.SAMPLING.repetition_penalty,
     presence_penalty: options.PresencePenaltyOption = options.SAMPLING.presence_penalty,
     frequency_penalty: options.FrequencyPenaltyOption = options.SAMPLING.frequency_penalty,
@@ -45,6 +49,7 @@ def generate(
     width: options.WidthOption = options.TREE.width,
     budget: options.BudgetOption = options.TREE.budget,
     accept: options.AcceptOption = options.ENGINE.accept,
+    logprobs: options.LogprobsOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Answer a prompt.
@@ -54,20 +59,25 @@ def generate(
     Example: [cyan]fledge generate --prompt "Name three rivers." --max-tokens 60[/cyan]
 
     One JSON document comes with --json: text, token_ids, prompt_token_ids, num_tokens,
-    tokens_per_s, accept_length, cycles, finish_reason, target, target_dir, head. With several
-    prompts it is {"completions": [...], target, target_dir, head}, one entry for each prompt.
+    tokens_per_s, accept_length, cycles, finish_reason, logprobs, target, target_dir, head. With
+    several prompts it is {"completions": [...], target, target_dir, head}, one entry for each.
     """
+    if logprobs is not None and not json:
+        raise ConfigError("--logprobs are shown in JSON only; add --json.")
     params = SamplingParams(
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        logit_bias=options.logit_bias(logit_bias),
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
         stop=tuple(stop or ()),
+        logprobs=logprobs,
     )
     tree = TreeSettings(depth=depth, width=width, budget=budget)
     texts = read_prompts(prompt, raw=raw)
@@ -106,6 +116,7 @@ def as_record(completion: Completion) -> dict[str, Any]:
         "accept_length": stats.accept_length,
         "cycles": stats.cycles,
         "finish_reason": completion.finish_reason,
+        "logprobs": completion.logprobs and [asdict(one) for one in completion.logprobs],
     }
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 
@@ -97,6 +98,15 @@ MaxTokensOption = Annotated[
         rich_help_panel=_SAMPLING,
     ),
 ]
+MinTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--min-tokens",
+        metavar="N",
+        help="Shortest answer, in tokens: until then nothing ends it.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 TemperatureOption = Annotated[
     float,
     typer.Option(
@@ -130,6 +140,15 @@ MinPOption = Annotated[
         "--min-p",
         metavar="P",
         help="Drop tokens less probable than this fraction of the most probable one.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+LogitBiasOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logit-bias",
+        metavar="ID=B",
+        help="Add B to the logit of a token id; may be given several times.",
         rich_help_panel=_SAMPLING,
     ),
 ]
@@ -177,6 +196,15 @@ StopOption = Annotated[
         metavar="TEXT",
         help="End the answer before this text; may be given several times.",
         rich_help_panel=_SAMPLING,
+    ),
+]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="N",
+        help="With --json: the logprob of each token, and the N most probable ones beside it.",
+        rich_help_panel=_OUTPUT,
     ),
 ]
 RawOption = Annotated[
@@ -238,3 +266,16 @@ ENGINE = EngineSettings()
 def head_directory(typed: str) -> Path | None:
     """The directory after `--head`, None for `none`."""
     return None if typed == NO_HEAD else Path(typed).expanduser().absolute()
+
+
+def logit_bias(typed: list[str] | None) -> tuple[tuple[int, float], ...]:
+    """What `--logit-bias` was given, as pairs of token id and bias."""
+    return tuple(_one_bias(entry) for entry in typed or ())
+
+
+def _one_bias(entry: str) -> tuple[int, float]:
+    token_id, _, bias = entry.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise ConfigError(f"--logit-bias {entry!r} is not of the form ID=B, as in 13=-5.") from None

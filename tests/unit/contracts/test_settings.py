@@ -30,6 +30,10 @@ from fledge.contracts.settings import EngineSettings, TreeSettings
     [
         ("max_tokens", 0, "at least 1"),
         ("max_tokens", -5, "at least 1"),
+        ("min_tokens", -1, "0 (none) or positive"),
+        ("min_tokens", 257, "max_tokens is 256"),
+        ("logprobs", -1, "between 0 and 20"),
+        ("logprobs", 21, "between 0 and 20"),
         ("temperature", -0.1, "0 (greedy) or a positive number"),
         ("temperature", math.inf, "0 (greedy) or a positive number"),
         ("temperature", math.nan, "0 (greedy) or a positive number"),
@@ -52,11 +56,11 @@ def test_sampling_parameters_out_of_range(name: str, value: float, hint: str) ->
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**{name: value})
     message = str(caught.value)
-    assert message.startswith(f"{name} is {value};")
+    assert message.startswith(f"{name} is {value}")
     assert hint in message
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "top_k", "seed"])
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "seed", "logprobs"])
 @pytest.mark.parametrize("value", [1.5, True, "3"])
 def test_whole_numbers_are_wanted(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -64,7 +68,9 @@ def test_whole_numbers_are_wanted(name: str, value: object) -> None:
     assert str(caught.value) == f"{name} is {value!r}; it must be a whole number."
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "frequency_penalty"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "frequency_penalty", "repetition_penalty"]
+)
 def test_numbers_are_wanted(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is '0.7'; it must be a number"):
         SamplingParams(**{name: "0.7"})
@@ -76,6 +82,39 @@ def test_a_bare_stop_text_is_refused() -> None:
         SamplingParams(stop="abc")  # type: ignore[arg-type]
 
 
+def test_stop_token_ids_are_whole_numbers() -> None:
+    with pytest.raises(ConfigError, match="a stop token id is '7'; it must be a whole number"):
+        SamplingParams(**{"stop_token_ids": (3, "7")})
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ({"13": 1.0}, "a token id of logit_bias is '13'; it must be a whole number."),
+        ({True: 1.0}, "a token id of logit_bias is True; it must be a whole number."),
+        ({13: "1"}, "logit_bias of token 13 is '1'; it must be a number."),
+        ({13: math.inf}, "logit_bias of token 13 is inf; it must be finite."),
+        ({13: math.nan}, "logit_bias of token 13 is nan; it must be finite."),
+        (((13, 1.0), (13, 2.0)), "logit_bias names token 13 twice; name it once."),
+        ((13, 14), "logit_bias is (13, 14); it must map token ids to numbers, as in {13: -5.0}."),
+        (5, "logit_bias is 5; it must map token ids to numbers, as in {13: -5.0}."),
+    ],
+)
+def test_a_bias_maps_token_ids_to_numbers(bias: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**{"logit_bias": bias})
+    assert str(caught.value) == message
+
+
+def test_a_bias_is_kept_in_order_and_does_not_change_any_more() -> None:
+    bias = {5: 1, 3: -2.5}
+    params = SamplingParams(logit_bias=bias)
+    bias[3] = 9
+    assert params.logit_bias == ((3, -2.5), (5, 1.0))
+    assert params == SamplingParams(logit_bias=((5, 1.0), (3, -2.5)))
+    assert hash(params) == hash(dataclasses.replace(params))
+
+
 def test_an_empty_stop_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="a stop text is empty"):
         SamplingParams(stop=("end", ""))
@@ -85,6 +124,9 @@ def test_an_empty_stop_text_is_refused() -> None:
     "good",
     [
         {"max_tokens": 1},
+        {"min_tokens": 256},
+        {"logprobs": 0},
+        {"logprobs": 20},
         {"temperature": 1e-3},
         {"top_k": 10**6},
         {"top_p": 1e-9},
