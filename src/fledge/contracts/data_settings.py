@@ -73,7 +73,7 @@ class SourceSettings:
             raise ConfigError(
                 f"source {self.name} declares no licence; write what its owner states."
             )
-        _check_range(f"weight of source {self.name}", self.weight, 0)
+        _check_range(f"weight of source {self.name}", self.weight, 0, 1_000_000)
         _check_range(f"max_rows of source {self.name}", self.max_rows, 0)
 
 
@@ -188,6 +188,8 @@ class PrepareSettings:
                     f"source {source.name} has the licence {source.licence!r}, and the recipe "
                     f"allows {', '.join(self.licences)}; leave the source out or allow it."
                 )
+        if self.rows and not any(source.weight for source in self.sources):
+            raise ConfigError("every source has weight 0, so none can give rows to the blend.")
         _check_range("rows", self.rows, 0)
         _check_range("max_turn_chars", self.max_turn_chars, 100)
 
