@@ -4,30 +4,27 @@ huggingface_hub keeps its own cache, safe between processes and after interrupti
 it is, so a model fetched by another program is not fetched again.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils._paths import filter_repo_objects
-from huggingface_hub.utils.tqdm import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
 
 from fledge.contracts.errors import ArtifactError, FetchError, FledgeError
 from fledge.contracts.progress import Progress
 from fledge.models.hf_directory import check_directory
 from fledge.store.capacity import FULL_ERRNOS, require_disk, translated_disk_errors
+from fledge.store.hub_transfers import (
+    HUB_TIMEOUT_S,
+    first_line,
+    folder_bytes,
+    shown_growth,
+    silent_bars,
+)
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _UNWANTED = ["*/*", "consolidated*"]  # other formats of the same weights
 
-_TIMEOUT_S = 10.0
-_POLL_S = 0.2
 _REMEDY = "Check the spelling and the network, or give a local directory or a GGUF file."
 
 
@@ -38,7 +35,7 @@ def fetch_from_hub(name: str, progress: Progress) -> Path:
         return cached
     cache = Path(constants.HF_HUB_CACHE)
     try:
-        with translated_disk_errors(cache), _silent_bars():
+        with translated_disk_errors(cache), silent_bars():
             directory = _download(name, cache, progress)
     except FledgeError:
         raise
@@ -61,7 +58,7 @@ def _find_cached(name: str) -> Path | None:
 
 
 def _download(name: str, cache: Path, progress: Progress) -> Path:
-    info = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
+    info = HfApi().model_info(name, files_metadata=True, timeout=HUB_TIMEOUT_S)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     names = set(filter_repo_objects(sizes, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     if not any(file.endswith(".safetensors") for file in names):
@@ -71,14 +68,14 @@ def _download(name: str, cache: Path, progress: Progress) -> Path:
         )
     total = sum(sizes[file] for file in names)
     blobs = cache / f"models--{name.replace('/', '--')}" / "blobs"
-    require_disk(cache, total - _folder_bytes(blobs), name)
-    with _shown_growth(f"downloading {name}", total, blobs, progress):
+    require_disk(cache, total - folder_bytes(blobs), name)
+    with shown_growth(f"downloading {name}", total, blobs, progress):
         return Path(
             snapshot_download(
                 name,
                 allow_patterns=_WANTED,
                 ignore_patterns=_UNWANTED,
-                etag_timeout=_TIMEOUT_S,
+                etag_timeout=HUB_TIMEOUT_S,
             )
         )
 
@@ -94,53 +91,7 @@ def _explain(name: str, error: Exception) -> FetchError:
             f"there is no model {name!r} on the Hugging Face hub (or it is private), and no such "
             f"local directory. {_REMEDY}"
         )
-    cause = error.__cause__ or error
-    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
     return FetchError(
         f"{name!r} is not a local directory, and could not be fetched from the Hugging Face hub: "
-        f"{type(cause).__name__}: {reason}. {_REMEDY}"
+        f"{first_line(error)}. {_REMEDY}"
     )
-
-
-@contextmanager
-def _silent_bars() -> Iterator[None]:
-    was_silent = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_silent:
-            enable_progress_bars()
-
-
-@contextmanager
-def _shown_growth(label: str, total: int, folder: Path, progress: Progress) -> Iterator[None]:
-    """Report how a folder grows while the block runs."""
-    done = threading.Event()
-    with progress.task(label, total) as task:
-
-        def watch() -> None:
-            seen = 0
-            while not done.wait(_POLL_S):
-                size = _folder_bytes(folder)
-                if size > seen:
-                    task.advance(size - seen)
-                    seen = size
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
-
-
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for path in folder.glob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:
-            continue  # renamed since it was listed
-    return total

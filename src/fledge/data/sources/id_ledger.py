@@ -53,7 +53,7 @@ class IdLedger:
 
     def _count_distinct(self) -> int:
         runs = [np.sort(np.array(self._buffer, dtype=np.uint64)), *self._runs_on_disk()]
-        bounds = np.linspace(0, 2**64, _SLICES + 1)[1:-1].astype(np.uint64)
+        bounds = np.arange(1, _SLICES, dtype=np.uint64) * np.uint64(2**64 // _SLICES)
         cuts = [[0, *np.searchsorted(run, bounds).tolist(), len(run)] for run in runs]
         distinct = 0
         for i in range(_SLICES):
