@@ -244,6 +244,15 @@ class TokenizeSettings:
     shard_tokens: int = 4_000_000
     """Tokens per file of the corpus."""
 
+    as_recorded: bool = False
+    """Loss on every assistant's turn as it was recorded, whoever wrote it."""
+
+    on_refused: BadRows = "skip"
+    """Rows that the target's chat template does not take."""
+
+    on_unclear: BadRows = "stop"
+    """Rows in which what the target said cannot be told from what the template wrote."""
+
     def __post_init__(self) -> None:
         for name in ("max_tokens", "draft_vocab_size", "shard_tokens"):
             _check_range(name, getattr(self, name), 8)

@@ -27,7 +27,7 @@ _MTP_PROJECTION = ".eh_proj."
 def load_model(directory: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
     """The causal language model of a directory, in evaluation mode, on our attention."""
     with quiet_transformers():
-        config = _load_config(directory)
+        config = load_config(directory)
         check_supported(config)
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -155,7 +155,8 @@ def _check_sizes(text_config: Any, name: str) -> None:
             )
 
 
-def _load_config(directory: Path) -> Any:
+def load_config(directory: Path) -> Any:
+    """The config of a target's directory, as transformers reads it."""
     if not (directory / "config.json").is_file():
         raise ArtifactError(f"{directory} has no config.json; it is not a target directory.")
     try:

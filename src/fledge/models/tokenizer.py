@@ -63,6 +63,10 @@ class TargetTokenizer:
         return len(self._tokenizer)
 
     @property
+    def largest_token_id(self) -> int:
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    @property
     def eos_token_id(self) -> int | None:
         found = self._tokenizer.eos_token_id
         return None if found is None else int(found)

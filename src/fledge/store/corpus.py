@@ -1,0 +1,94 @@
+"""A finished corpus: samples by number, without holding them in memory."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fledge.contracts.errors import ArtifactError
+from fledge.contracts.progress import Progress, SilentProgress
+from fledge.store.corpus_shard import SHARD_PATTERN, Sample, Shard
+from fledge.store.hashing import hash_file
+from fledge.store.manifest import Manifest, read_manifest
+from fledge.store.packing import PackingPlan, pack
+from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
+
+CORPUS = "corpus"
+"""The kind of directory."""
+
+
+class Corpus:
+    """Samples of one directory, in order.
+
+    corpus = Corpus.open(Path("corpus"))
+    corpus[7].token_ids, corpus[7].loss_mask
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        names = [name for name in manifest.files if Path(name).match(SHARD_PATTERN)]
+        ordered = sorted(names, key=lambda name: (len(name), name))
+        self._shards = [Shard(directory / name) for name in ordered]
+        self._ends = np.cumsum([len(shard) for shard in self._shards])
+
+    @classmethod
+    def open(cls, directory: Path) -> "Corpus":
+        """A corpus whose files are all there and as long as they were."""
+        manifest = read_manifest(directory, CORPUS)
+        for name, entry in manifest.files.items():
+            path = directory / name
+            found = path.stat().st_size if path.is_file() else None
+            if found != entry["bytes"]:
+                state = "missing" if found is None else f"{found} bytes long"
+                raise ArtifactError(
+                    f"{path} is {state}, and the manifest says {entry['bytes']} bytes; tokenize "
+                    "into a new directory."
+                )
+        return cls(directory, manifest)
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Read every byte and compare it with what was written."""
+        for name, entry in self.manifest.files.items():
+            path = self.directory / name
+            if hash_file(path, progress or SilentProgress()) != entry["sha256"]:
+                raise ArtifactError(
+                    f"{path} was changed since it was written; tokenize into a new directory."
+                )
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Target and tokenizer that the token ids belong to."""
+        return self.manifest.plan.identity
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample."""
+        found = [np.diff(shard.offsets) for shard in self._shards]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    @cached_property
+    def vocab_map(self) -> VocabMap:
+        return VocabMap.load(self.directory / VOCAB_MAP_NAME)
+
+    def packed(self, length: int) -> PackingPlan:
+        """Which samples make up sequences of `length` tokens."""
+        return pack(self.lengths, length)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, number: int) -> Sample:
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        place = int(np.searchsorted(self._ends, number, side="right"))
+        before = int(self._ends[place - 1]) if place else 0
+        return self._shards[place].sample(number - before)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for shard in self._shards:
+            for number in range(len(shard)):
+                yield shard.sample(number)
