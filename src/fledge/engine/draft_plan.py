@@ -26,6 +26,9 @@ class DraftPlan:
     is_measured: bool = False
     """Whether the report of this cycle is to carry the gains of its candidates."""
 
+    is_probe: bool = False
+    """Whether the cycle is run to learn something, not because it is thought best."""
+
     @property
     def is_plain(self) -> bool:
         return self.depth == 0
@@ -80,6 +83,10 @@ class CycleReport:
 
     gains: Tensor | None = None
     """`expected_gains` of the candidates, on the host, if the plan asked for it."""
+
+    @property
+    def cycle_s(self) -> float:
+        return self.target_s + self.draft_s + self.other_s
 
 
 class Controller(Protocol):

@@ -1,0 +1,134 @@
+"""How many drafts a cycle will have accepted, for every depth, width and number of nodes.
+
+Cycles that measure their candidates say what they expect of every smaller plan; a decayed average
+of that is kept, and scaled by how many drafts were really accepted against how many were expected.
+What a small plan cannot see (deeper levels, wider trees) moves with what it does see until a larger
+plan is tried again. A drafter that scores no candidates leaves the curves as assumed at the start;
+the scale then does all the work.
+
+Legend: D depths, P width presets, G node grid.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.draft_gains import NODE_GRID, expected_gains, width_presets
+from fledge.engine.draft_plan import CycleReport
+from fledge.engine.tree_levels import TreeLevels
+
+Array = NDArray[np.float64]
+
+_ASSUMED_PROBS = (0.6, 0.12, 0.05, 0.03)
+"""Conditional probabilities of the best children of a node, before anything was drafted."""
+_SCALE_TOKENS = 4.0
+"""Accepted drafts that weigh as much as the assumption that scores are right."""
+_SCALE_RANGE = (0.02, 4.0)
+
+
+class AcceptanceModel:
+    """Expected accepted drafts per request."""
+
+    def __init__(self, tree: TreeSettings) -> None:
+        self.widths = width_presets(tree.width)
+        self._gains_DPG = _assumed_gains(tree)
+        self._num_seen_DP = np.zeros(self._gains_DPG.shape[:2])
+        self._last_seen_DP = np.zeros(self._gains_DPG.shape[:2])
+        self._num_cycles = 0
+        self._accepted = 0.0
+        self._expected = 0.0
+        self._reached_D = np.zeros(tree.depth)
+        self._accepted_D = np.zeros(tree.depth)
+
+    @property
+    def scale(self) -> float:
+        """Drafts accepted for each one expected."""
+        ratio = (self._accepted + _SCALE_TOKENS) / (self._expected + _SCALE_TOKENS)
+        return min(max(ratio, _SCALE_RANGE[0]), _SCALE_RANGE[1])
+
+    def gains(self, nodes_per_request: Array) -> Array:
+        """Expected accepted drafts per request, [D, P, number of node counts]."""
+        grid_G = np.array(NODE_GRID)
+        # Larger trees hold all nodes of smaller ones: what was seen long ago may not say less.
+        rising_DPG = np.maximum.accumulate(np.maximum.accumulate(self._gains_DPG, 0), 1)
+        known_DPG = np.concatenate([np.zeros_like(rising_DPG[..., :1]), rising_DPG], axis=-1)
+        known_G = np.concatenate([[0.0], grid_G])
+        upper = np.searchsorted(known_G, nodes_per_request).clip(1, len(known_G) - 1)
+        low, high = known_G[upper - 1], known_G[upper]
+        share = ((nodes_per_request - low) / (high - low)).clip(0.0, 1.0)
+        lines = known_DPG[..., upper - 1] * (1.0 - share) + known_DPG[..., upper] * share
+        scaled: Array = self.scale * lines
+        return scaled
+
+    def gain(self, depth: int, width: int, nodes_per_request: float) -> float:
+        """Expected accepted drafts per request of one plan."""
+        every_DP1 = self.gains(np.array([nodes_per_request]))
+        return float(every_DP1[depth - 1, self.preset(width), 0])
+
+    def preset(self, width: int) -> int:
+        """Index of the widest preset that is no wider."""
+        return max(i for i, preset in enumerate(self.widths) if preset <= width)
+
+    def acceptance(self) -> list[float | None]:
+        """Share of walks that went on at each depth, None where none came by."""
+        pairs = zip(self._accepted_D, self._reached_D, strict=True)
+        return [None if reached < 0.5 else float(taken / reached) for taken, reached in pairs]
+
+    def observe(self, report: CycleReport) -> None:
+        """Take in a cycle that drafted."""
+        num_requests = max(1, report.load.num_requests)
+        # Many requests say in a few cycles what one says in many.
+        window = 8.0 + 56.0 / num_requests
+        kept = math.exp(-1.0 / window)
+        self._num_cycles += 1
+        if report.gains is not None:
+            self._take_gains(report.gains.double().numpy(), num_requests, window)
+        plan = report.plan
+        unscaled = self.gain(plan.depth, plan.width, plan.nodes / num_requests) / self.scale
+        self._accepted = kept * self._accepted + sum(report.accepted_D)
+        self._expected = kept * self._expected + unscaled * num_requests
+        self._count_depths(report, kept)
+
+    def _take_gains(self, gains_DPG: Array, num_requests: int, window: float) -> None:
+        depth, num_presets, _ = gains_DPG.shape
+        seen = (slice(depth), slice(num_presets))
+        age_DP = self._num_cycles - self._last_seen_DP[seen]
+        rate_DP = 1.0 - np.exp(-age_DP / window)
+        rate_DP = np.minimum(rate_DP, num_requests / (num_requests + 8.0))
+        rate_DP = np.maximum(rate_DP, 1.0 / (self._num_seen_DP[seen] + 1.5))
+        before_G = self._gains_DPG[depth - 1, num_presets - 1].copy()
+        self._gains_DPG[seen] += rate_DP[..., None] * (gains_DPG - self._gains_DPG[seen])
+        after_G = self._gains_DPG[depth - 1, num_presets - 1]
+        moved_G = (after_G / before_G.clip(min=1e-6)).clip(0.5, 2.0)
+        self._gains_DPG[depth:] *= moved_G
+        self._gains_DPG[:depth, num_presets:] *= moved_G
+        self._num_seen_DP[seen] += 1
+        self._last_seen_DP[seen] = self._num_cycles
+
+    def _count_depths(self, report: CycleReport, kept: float) -> None:
+        self._reached_D *= kept
+        self._accepted_D *= kept
+        for counts_D, new in (
+            (self._reached_D, report.reached_D),
+            (self._accepted_D, report.accepted_D),
+        ):
+            shown = new[: len(counts_D)]
+            counts_D[: len(shown)] += shown
+
+
+def _assumed_gains(tree: TreeSettings) -> Array:
+    """Gains of a middling head: every node has the same few likely children."""
+    probs = [*_ASSUMED_PROBS, *(0.02 / (rank + 1) for rank in range(tree.width))][: tree.width]
+    logprobs_W = torch.tensor(probs).log()
+    levels = TreeLevels(tree.width)
+    tokens_W = torch.arange(tree.width)
+    levels.add_first(tokens_W[None], logprobs_W[None], logprobs_W[None])
+    for _ in range(1, tree.depth):
+        shape = (1, tree.width, tree.width)
+        levels.add(tokens_W.expand(shape), logprobs_W.expand(shape), logprobs_W.expand(shape))
+    gains_DPG = expected_gains(levels.candidates(), depth=tree.depth, width=tree.width)
+    result: Array = gains_DPG.double().numpy()
+    return result

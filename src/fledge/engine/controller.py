@@ -1,0 +1,265 @@
+"""How much to draft in the next cycle, down to nothing, for the most tokens per second.
+
+Expected tokens come from `AcceptanceModel`, expected seconds from `CycleCosts`; `Planner` compares
+all plans. A plan is kept until another is clearly better. Now and then a cycle is run as a probe:
+with drafts while decoding plainly, deeper or wider or without drafts while drafting. `PlainGuard`
+pauses drafting when what cycles really yield is below plain decoding, whatever the models say.
+
+Choosing must cost next to nothing, so plans are remembered per load and compared again every few
+cycles.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.engine.acceptance_model import AcceptanceModel
+from fledge.engine.cycle_costs import CycleCosts
+from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, Load
+from fledge.engine.outlook import Outlook, Planner
+from fledge.engine.pass_times import PassTimes
+from fledge.engine.plain_guard import PlainGuard
+from fledge.engine.probing import ProbeLedger
+
+__all__ = [
+    "AdaptiveController",
+    "Controller",
+    "CycleReport",
+    "DraftPlan",
+    "FixedController",
+    "Load",
+]
+
+_CLEARLY_BETTER = 1.02
+_CYCLES_PER_COMPARISON = 8
+_CYCLES_PER_MEASUREMENT = 4
+_FEW_REQUESTS = 4
+"""Up to so many, every cycle's candidates are measured: one cycle says little."""
+_COLD_CYCLES = 16
+_SURELY_BETTER = 2.0
+
+
+class FixedController:
+    """The same tree in every cycle, as the settings say."""
+
+    def __init__(self, tree: TreeSettings, *, max_pass_tokens: int) -> None:
+        self._tree = tree
+        self._max_pass_tokens = max_pass_tokens
+        self._tokens = _Throughput()
+        self._plan = PLAIN
+
+    def choose(self, load: Load) -> DraftPlan:
+        room = self._max_pass_tokens - load.num_requests - load.num_other_tokens
+        nodes = min(self._tree.num_nodes * load.num_requests, room)
+        self._plan = DraftPlan(self._tree.depth, self._tree.width, nodes) if nodes > 0 else PLAIN
+        return self._plan
+
+    def observe(self, report: CycleReport) -> None:
+        self._tokens.add(report)
+
+    def state(self) -> dict[str, object]:
+        return {"controller": "fixed", "plan": _shown(self._plan), **self._tokens.state()}
+
+
+class AdaptiveController:
+    """Drafts as much as pays."""
+
+    def __init__(self, tree: TreeSettings, times: PassTimes, *, max_pass_tokens: int) -> None:
+        self._tree = tree
+        self._model = AcceptanceModel(tree)
+        self._costs = CycleCosts(times)
+        self._planner = Planner(tree, self._model, self._costs, max_pass_tokens)
+        self._ledger = ProbeLedger()
+        self._guard = PlainGuard()
+        self._tokens = _Throughput()
+        self._choices: dict[tuple[int, int, int], _Choice] = {}
+        self._newest: _Choice | None = None
+        self._version = 0
+        self._num_reports = 0
+        self._num_drafted = 0
+
+    def choose(self, load: Load) -> DraftPlan:
+        self._ledger.tick()
+        self._guard.tick()
+        choice = self._choice(load)
+        self._newest = choice
+        plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
+        if self._guard.is_pausing:
+            plan = PLAIN
+        if self._ledger.is_due() and (probe := self._probe(plan, choice.outlook, load)):
+            self._ledger.start()
+            return probe
+        if plan.is_plain:
+            return plan
+        self._num_drafted += 1
+        is_measured = (
+            load.num_requests <= _FEW_REQUESTS or self._num_drafted % _CYCLES_PER_MEASUREMENT == 1
+        )
+        return replace(plan, is_measured=is_measured)
+
+    def observe(self, report: CycleReport) -> None:
+        self._num_reports += 1
+        self._tokens.add(report)
+        self._costs.observe(report)
+        choice = self._newest
+        usual = PLAIN if choice is None or self._guard.is_pausing else choice.plan
+        self._ledger.observe(report, self._planner.rate(usual, report.load))
+        if not report.plan.is_plain:
+            self._model.observe(report)
+            self._guard.observe(report, self._planner.rate(PLAIN, report.load))
+        if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:
+            self._version += 1
+
+    def state(self) -> dict[str, object]:
+        choice = self._newest
+        plan = PLAIN if choice is None or self._guard.is_pausing else choice.plan
+        return {
+            "controller": "adaptive",
+            "plan": _shown(plan),
+            "reason": self._reason(),
+            "expected_gain": None if choice is None else choice.expected_gain,
+            "acceptance": self._model.acceptance(),
+            "acceptance_scale": self._model.scale,
+            "draft_factor": self._costs.draft_factor,
+            "advantage": self._guard.advantage,
+            "num_probes": self._ledger.turn,
+            **self._tokens.state(),
+        }
+
+    def _reason(self) -> str:
+        if self._newest is None:
+            return "nothing decoded yet"
+        if self._guard.is_pausing:
+            return "drafting was measured to be slower than plain decoding"
+        if self._newest.outlook.best_drafting is None:
+            return "no room for drafts in the pass"
+        if self._newest.plan.is_plain:
+            return "drafting is expected to be slower than plain decoding"
+        return "most tokens per second expected"
+
+    def _choice(self, load: Load) -> "_Choice":
+        key = (
+            _bucket(load.num_requests),
+            _bucket(load.num_other_tokens),
+            _bucket(load.context_tokens),
+        )
+        known = self._choices.get(key)
+        if known is not None and known.version == self._version:
+            return known
+        if len(self._choices) > 256:
+            self._choices.clear()
+        choice = self._compare(known or self._newest, load)
+        self._choices[key] = choice
+        return choice
+
+    def _compare(self, incumbent: "_Choice | None", load: Load) -> "_Choice":
+        """The best plan for a load, or the one in use if that is about as good."""
+        outlook = self._planner.outlook(load)
+        best, best_rate = outlook.best_drafting, outlook.drafting_rate
+        if best is None or best_rate <= outlook.plain_rate:
+            return self._made(PLAIN, outlook, outlook.plain_rate, load)
+        if incumbent is not None:
+            kept = self._planner.fit(incumbent.plan, incumbent.nodes_per_request, load)
+            kept_rate = self._planner.rate(kept, load)
+            is_plain_now = kept.is_plain and self._num_reports >= _COLD_CYCLES
+            is_sound = is_plain_now or kept_rate > outlook.plain_rate
+            if is_sound and best_rate < _CLEARLY_BETTER * kept_rate:
+                return self._made(kept, outlook, kept_rate, load)
+        return self._made(best, outlook, best_rate, load)
+
+    def _made(self, plan: DraftPlan, outlook: Outlook, rate: float, load: Load) -> "_Choice":
+        return _Choice(
+            plan=plan,
+            nodes_per_request=plan.nodes / load.num_requests,
+            outlook=outlook,
+            expected_gain=rate / outlook.plain_rate,
+            version=self._version,
+        )
+
+    def _probe(self, plan: DraftPlan, outlook: Outlook, load: Load) -> DraftPlan | None:
+        """A cycle that would tell something the plan in use cannot."""
+        best = outlook.best_drafting
+        if best is None:
+            return None
+        usual_rate = self._planner.rate(plan, load)
+        turn = self._ledger.turn
+        if plan.is_plain:
+            small = replace(best, is_measured=True, is_probe=True)
+            large = self._grown(best, load, is_full=True)
+            wanted = large if turn % 4 == 3 and self._is_cheap(large, usual_rate, load) else small
+            return wanted if self._is_cheap(wanted, usual_rate, load) else None
+        if turn % 4 == 2 and usual_rate < _SURELY_BETTER * outlook.plain_rate:
+            return replace(PLAIN, is_probe=True)
+        larger = self._grown(plan, load, is_full=turn % 4 == 1)
+        is_larger = (larger.depth, larger.width) != (plan.depth, plan.width)
+        return larger if is_larger and self._is_cheap(larger, usual_rate, load) else None
+
+    def _grown(self, plan: DraftPlan, load: Load, *, is_full: bool) -> DraftPlan:
+        """The next larger plan, or the largest, with the same number of nodes."""
+        widths = self._model.widths
+        preset = len(widths) if is_full else self._model.preset(plan.width) + 1
+        depth = self._tree.depth if is_full else min(plan.depth + 1, self._tree.depth)
+        width = widths[min(preset, len(widths) - 1)]
+        return DraftPlan(depth, width, plan.nodes, is_measured=True, is_probe=True)
+
+    def _is_cheap(self, plan: DraftPlan, usual_rate: float, load: Load) -> bool:
+        """Whether the ledger lets this probe run, by what it is expected to lose."""
+        lost_share = 1.0 - self._planner.rate(plan, load) / usual_rate
+        return self._ledger.allows(lost_share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A plan for loads of one size."""
+
+    plan: DraftPlan
+    nodes_per_request: float
+    outlook: Outlook
+    expected_gain: float
+    """Over plain decoding."""
+    version: int
+
+
+class _Throughput:
+    """Measured tokens per second, with drafts and without."""
+
+    def __init__(self) -> None:
+        self._tokens = {True: 0, False: 0}
+        self._seconds = {True: 0.0, False: 0.0}
+        self._cycles = {True: 0, False: 0}
+
+    def add(self, report: CycleReport) -> None:
+        has_drafts = not report.plan.is_plain
+        self._tokens[has_drafts] += report.emitted
+        self._seconds[has_drafts] += report.cycle_s
+        self._cycles[has_drafts] += 1
+
+    def state(self) -> dict[str, object]:
+        def rate(has_drafts: bool) -> float | None:
+            seconds = self._seconds[has_drafts]
+            return self._tokens[has_drafts] / seconds if seconds > 0 else None
+
+        return {
+            "plain_cycles": self._cycles[False],
+            "drafting_cycles": self._cycles[True],
+            "plain_tokens_per_s": rate(False),
+            "drafting_tokens_per_s": rate(True),
+        }
+
+
+def make_controller(
+    settings: EngineSettings, times: PassTimes | None, *, max_pass_tokens: int
+) -> Controller:
+    """The controller the settings ask for; without pass times only the fixed one can work."""
+    if settings.controller == "fixed" or times is None:
+        return FixedController(settings.tree, max_pass_tokens=max_pass_tokens)
+    return AdaptiveController(settings.tree, times, max_pass_tokens=max_pass_tokens)
+
+
+def _shown(plan: DraftPlan) -> dict[str, int]:
+    return {"depth": plan.depth, "width": plan.width, "nodes": plan.nodes}
+
+
+def _bucket(number: int) -> int:
+    """Numbers within about 15% of each other share a bucket."""
+    return 0 if number == 0 else 1 + round(math.log(number) / math.log(1.15))

@@ -1,0 +1,87 @@
+"""Tokens per second to be expected of every plan under a load, and the best of them.
+
+Legend: D depths, P width presets, X numbers of nodes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.acceptance_model import AcceptanceModel
+from fledge.engine.cycle_costs import CycleCosts
+from fledge.engine.draft_gains import NODE_GRID
+from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected under one load."""
+
+    plain_rate: float
+    """Tokens per second without drafts."""
+
+    best_drafting: DraftPlan | None
+    """The best plan that drafts; None where there is no room for a node."""
+
+    drafting_rate: float
+    """What it is expected to yield."""
+
+
+class Planner:
+    """Compares plans by what is known of acceptance and cost."""
+
+    def __init__(
+        self, tree: TreeSettings, model: AcceptanceModel, costs: CycleCosts, max_pass_tokens: int
+    ) -> None:
+        self._tree = tree
+        self._model = model
+        self._costs = costs
+        self._max_pass_tokens = max_pass_tokens
+        self._grid = np.array(NODE_GRID)
+        self._depths_D11 = np.arange(1, tree.depth + 1, dtype=float)[:, None, None]
+        self._widths_1P1 = np.array(model.widths, dtype=float)[None, :, None]
+        self._candidates_DP1 = self._widths_1P1 + (self._depths_D11 - 1) * self._widths_1P1**2
+
+    def max_nodes(self, load: Load) -> int:
+        """Drafted nodes that fit the pass and the budgets of the requests."""
+        room = self._max_pass_tokens - load.num_requests - load.num_other_tokens
+        return max(0, min(self._tree.budget * load.num_requests, room))
+
+    def outlook(self, load: Load) -> Outlook:
+        """The best of all depths, widths and numbers of nodes."""
+        plain_rate = self.rate(PLAIN, load)
+        if (max_nodes := self.max_nodes(load)) == 0:
+            return Outlook(plain_rate, None, 0.0)
+        wanted = np.rint(self._grid * load.num_requests).clip(1, max_nodes)
+        nodes_X = np.unique(wanted)
+        gains_DPX = self._model.gains(nodes_X / load.num_requests)
+        seconds_DPX = self._costs.drafting_s(
+            load, self._depths_D11, self._widths_1P1, nodes_X, gains_DPX
+        )
+        rates_DPX = load.num_requests * (1.0 + gains_DPX) / seconds_DPX
+        # More nodes than candidates would be verified by nobody; the smallest number always fits.
+        exists_DPX = nodes_X <= self._candidates_DP1 * load.num_requests
+        rates_DPX = np.where(exists_DPX, rates_DPX, 0.0)
+        depth, preset, place = np.unravel_index(int(rates_DPX.argmax()), rates_DPX.shape)
+        best = DraftPlan(int(depth) + 1, self._model.widths[preset], int(nodes_X[place]))
+        return Outlook(plain_rate, best, float(rates_DPX.max()))
+
+    def rate(self, plan: DraftPlan, load: Load) -> float:
+        """Expected tokens per second of one plan."""
+        if plan.is_plain:
+            return load.num_requests / max(self._costs.plain_s(load), 1e-9)
+        one = np.ones(1)
+        gain = self._model.gain(plan.depth, plan.width, plan.nodes / load.num_requests)
+        seconds = self._costs.drafting_s(
+            load, plan.depth * one, plan.width * one, plan.nodes * one, gain * one
+        )
+        return load.num_requests * (1.0 + gain) / max(float(seconds[0]), 1e-9)
+
+    def fit(self, plan: DraftPlan, nodes_per_request: float, load: Load) -> DraftPlan:
+        """The same plan for another number of requests."""
+        max_nodes = self.max_nodes(load)
+        if plan.is_plain or max_nodes == 0:
+            return PLAIN
+        nodes = min(max(1, round(nodes_per_request * load.num_requests)), max_nodes)
+        return DraftPlan(plan.depth, plan.width, nodes)
