@@ -160,10 +160,10 @@ def _in_words(path: Path, error: sqlite3.Error) -> FledgeError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return ArtifactError(f"another process uses {path}; wait for it, or end it.")
-    if code == sqlite3.SQLITE_FULL:
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return CapacityError(
-            f"the disk is full: {path} could not grow. Free some space and run again; it goes on "
-            "from the last commit."
+            f"the disk is full, or fails: {path} could not be written ({error}). Free some space "
+            "and run again; it goes on from the last commit."
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return ConfigError(f"{path} cannot be opened for writing: {error}.")

@@ -59,7 +59,8 @@ def fold(text: str) -> str:
     """Compatibility characters and case made equal; nothing else changes."""
     if text.isascii():
         return text.lower()
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return unicodedata.normalize("NFKC", folded)
 
 
 def normalise(text: str) -> str:
