@@ -36,7 +36,9 @@ from fledge.data.regenerate.failures import (
 T = TypeVar("T")
 
 _PASSING = frozenset({408, 409, 425, 429})
-_HOPELESS = frozenset({401, 403, 404, 405})
+HOPELESS = frozenset({401, 403, 404, 405})
+"""Statuses that would meet every other call too."""
+
 _NOTE_EVERY_S = 30.0
 
 
@@ -94,10 +96,18 @@ class Caller:
         """What `read` makes of the JSON at a path below the endpoint's URL."""
         return await self._persist(path, lambda: self._json("GET", path, read))
 
-    async def post(self, path: str, body: Any, read: Callable[[Any], T]) -> T:
-        """The same for a JSON body that is sent there."""
+    async def post(
+        self, path: str, body: Any, read: Callable[[Any], T], *, retries: int | None = None
+    ) -> T:
+        """The same for a JSON body that is sent there; `retries` for other than the usual ones."""
         content = json.dumps(body, separators=(",", ":")).encode()
-        return await self._persist(path, lambda: self._json("POST", path, read, content=content))
+        return await self._persist(
+            path, lambda: self._json("POST", path, read, content=content), retries
+        )
+
+    @property
+    def limits(self) -> CallLimits:
+        return self._limits
 
     async def upload(self, path: str, file: Path, fields: dict[str, str]) -> str:
         """Send a file as a form does; returns the id that the server gives it."""
@@ -127,8 +137,11 @@ class Caller:
     def _url(self, path: str) -> str:
         return self.endpoint.url + path
 
-    async def _persist(self, path: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _persist(
+        self, path: str, attempt: Callable[[], Awaitable[T]], retries: int | None = None
+    ) -> T:
         """Attempts until one succeeds or is hopeless, or the retries are used up."""
+        allowed = self._limits.retries if retries is None else retries
         num_failures = 0
         while True:
             try:
@@ -136,7 +149,7 @@ class Caller:
             except _Passing as failure:
                 num_failures += 1
                 reason = f"{self._url(path)}: {failure}"
-                if num_failures > self._limits.retries:
+                if num_failures > allowed:
                     raise Unanswered(reason, is_reachable=failure.is_reachable) from failure
                 self._note(reason)
                 pause_s = self._limits.backoff.pause_s(num_failures, failure.retry_after_s)
@@ -175,7 +188,7 @@ class Caller:
         if response.is_success:
             return
         reason = self.endpoint.without_key(explain_response(response))
-        if status in _PASSING or response.is_server_error:
+        if is_passing(status):
             pause_s = retry_after_s(response.headers.get("retry-after", ""))
             raise _Passing(reason, retry_after_s=pause_s)
         if status in (401, 403):
@@ -183,7 +196,7 @@ class Caller:
                 f"{self._url(path)} refused the key ({reason}); put the right one into the "
                 "environment (OPENAI_API_KEY, or the variable that --api-key-env names)."
             )
-        if status in _HOPELESS or not response.is_client_error:
+        if status in HOPELESS or not response.is_client_error:
             raise ConfigError(
                 f"{self._url(path)} answered {reason}. Check --url and --model; "
                 f"{self.endpoint.url}/models lists what is served."
@@ -198,6 +211,11 @@ class Caller:
             self._next_note = now + _NOTE_EVERY_S
             count = "a call" if self._num_failures == 1 else f"{self._num_failures:,} calls"
             self._progress.note(f"{count} failed and will be tried again; the last: {reason}")
+
+
+def is_passing(status: int) -> bool:
+    """A failure that may be over at the next attempt."""
+    return status in _PASSING or 500 <= status < 600
 
 
 def read_id(document: Any) -> str:

@@ -56,7 +56,7 @@ class Journal:
     """The journal of one directory, open for reading and appending."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         with translated_disk_errors(path, place="output"):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._end = _end_of_last_line(self._handle)
@@ -72,13 +72,13 @@ class Journal:
     def append(self, kind: str, row: int, before: int, payload: Any) -> int:
         """Write one entry; returns where it begins."""
         if self._commit_error is not None:
-            with translated_disk_errors(self._path, place="output"):
+            with translated_disk_errors(self.path, place="output"):
                 raise self._commit_error
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
         body = b"%s %d %d %s" % (kind.encode(), row, before, encode_json(text))
         line = b"%08x %s\n" % (zlib.crc32(body), body)
         offset = self._end
-        with translated_disk_errors(self._path, place="output"):
+        with translated_disk_errors(self.path, place="output"):
             self._write(line)
         self._end += len(line)
         self._is_dirty = True
@@ -97,7 +97,7 @@ class Journal:
 
     def entries(self) -> Iterator[Entry | None]:
         """Every entry in the order they came; None stands for a damaged line."""
-        return read_entries(self._path)
+        return read_entries(self.path)
 
     def read(self, offset: int) -> Entry:
         """The entry that begins at an offset."""
@@ -105,7 +105,7 @@ class Journal:
         entry = _parse(offset, self._reader.readline())
         if entry is None:
             raise ArtifactError(
-                f"{self._path} changed at byte {offset} while it was used; run the command again, "
+                f"{self.path} changed at byte {offset} while it was used; run the command again, "
                 "which asks for the damaged row once more."
             )
         return entry
@@ -128,7 +128,7 @@ class Journal:
         self._closing.set()
         self._committer.join()
         try:
-            with translated_disk_errors(self._path, place="output"):
+            with translated_disk_errors(self.path, place="output"):
                 self.commit()
         finally:
             self._reader.close()

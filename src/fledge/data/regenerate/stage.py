@@ -37,8 +37,9 @@ class Answerer(Protocol):
     device: str
     """Where the target runs, for the manifest."""
 
-    identity: Mapping[str, Any]
-    """What a resumed run and later stages must agree with; holds at least the model's name."""
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What a resumed run and later stages must agree with: at least the model's name."""
 
     def answer(self, worklist: Worklist) -> None:
         """Take open rows, ask, and record, fail or postpone each."""

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError, FetchError
 from fledge.contracts.progress import Progress
+from fledge.data.regenerate.batch_files import open_batches
 from fledge.data.regenerate.calls import Caller, CallLimits
 from fledge.data.regenerate.chat_api import body_of, read_reply, route_of
 from fledge.data.regenerate.dialogue import Dialogue
@@ -39,6 +40,12 @@ class UrlAnswerer:
 
     def answer(self, worklist: Worklist) -> None:
         """Ask about every open row; those without an answer are postponed."""
+        num_batches = len(open_batches(worklist.batches))
+        if num_batches:
+            raise ConfigError(
+                f"{num_batches} batches of an earlier run with --batch are still with the server; "
+                "collect them with --batch, or choose another directory."
+            )
         try:
             asyncio.run(self._answer(worklist))
         except BaseExceptionGroup as group:

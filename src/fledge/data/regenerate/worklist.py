@@ -8,6 +8,7 @@ mended meanwhile.
 
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fledge.contracts.data_settings import RegenerateSettings
@@ -76,6 +77,11 @@ class Worklist:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def directory(self) -> Path:
+        """Where the journal is, and files that are needed until the end."""
+        return self._journal.path.parent
 
     @property
     def num_done(self) -> int:
