@@ -120,12 +120,14 @@ def walk_gumbel(
     batch: SamplingBatch,
     position_B: Tensor,
     rules: LogitRules | None = None,
+    *,
     max_depth: int | None = None,
 ) -> Walk:
     """Accept drafts that equal the target's own samples.
 
     `rows` says where a node's logits are, `position` how many tokens each request has said before,
-    `max_depth` how deep the trees may be, so that the device need not be asked.
+    `max_depth` how deep the trees may be, so that the device need not be asked. Requests that want
+    logprobs are named in `batch`.
     """
     real_BN = is_real(tree)
     walkers = _Walkers(logits_RV, rows_BN, tree, rules)
@@ -143,6 +145,7 @@ def walk_rejection(
     batch: SamplingBatch,
     position_B: Tensor,
     rules: LogitRules | None = None,
+    *,
     max_depth: int | None = None,
 ) -> Walk:
     """Accept or reject drafts by coins; greedy requests walk as in `walk_gumbel`.
@@ -150,7 +153,7 @@ def walk_rejection(
     The number of siblings is read from the device at every level: this rule waits for it.
     """
     if batch.all_greedy:
-        return walk_gumbel(logits_RV, rows_BN, tree, batch, position_B, rules, max_depth)
+        return walk_gumbel(logits_RV, rows_BN, tree, batch, position_B, rules, max_depth=max_depth)
     real_BN = is_real(tree)
     walkers = _Walkers(logits_RV, rows_BN, tree, rules)
     for level in _levels(walkers, tree, max_depth):
