@@ -4,18 +4,21 @@ import hashlib
 import json
 from pathlib import Path
 
-from fledge.contracts.progress import Progress
+from fledge.contracts.progress import Progress, Task
 
 CHUNK_BYTES = 1 << 20
 
 
 def hash_file(path: Path, progress: Progress) -> str:
     """sha256 of a file, in hexadecimal."""
+    with progress.task(f"checking {path.name}", path.stat().st_size) as task:
+        return hash_part(path, task)
+
+
+def hash_part(path: Path, task: Task) -> str:
+    """The same as a part of a task over several files."""
     digest = hashlib.sha256()
-    with (
-        path.open("rb") as file,
-        progress.task(f"checking {path.name}", path.stat().st_size) as task,
-    ):
+    with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             task.advance(len(chunk))

@@ -21,7 +21,7 @@ from fledge.contracts import provenance
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.store.capacity import translated_disk_errors
-from fledge.store.hashing import hash_file
+from fledge.store.hashing import hash_part
 from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest, write_json
 
 PLAN_NAME = "plan.json"
@@ -54,14 +54,13 @@ class StageDirectory:
         progress: Progress | None = None,
     ) -> Manifest:
         """Write the manifest: from now on the directory is whole and stays as it is."""
+        sizes = {path: path.stat().st_size for path in sorted(files)}
         shown = progress or SilentProgress()
-        entries = {
-            str(path.relative_to(self.path)): {
-                "bytes": path.stat().st_size,
-                "sha256": hash_file(path, shown),
+        with shown.task(f"checking {self.path.name}", sum(sizes.values())) as task:
+            entries = {
+                str(path.relative_to(self.path)): {"bytes": size, "sha256": hash_part(path, task)}
+                for path, size in sizes.items()
             }
-            for path in sorted(files)
-        }
         self._manifest = Manifest(
             plan=self.plan,
             counts=counts,
