@@ -23,7 +23,7 @@ def check_conversation(
         except RowProblem as problem:
             raise RowProblem(problem.kind, f"message {number}: {problem.detail}") from problem
     if tools:
-        _check_text(dump_json(tools, "its tools"), max_turn_chars, "the tool definitions")
+        _check_text(dump_json(tools, "its tools"), max_turn_chars, "the text of its tools")
 
 
 def _check_message(message: Message, max_turn_chars: int) -> None:
