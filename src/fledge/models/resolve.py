@@ -53,8 +53,12 @@ def resolve_target(
     progress: Progress | None = None,
     catalogue: Mapping[str, Alias] = CATALOGUE,
     cache_dir: Path | None = None,
+    needs_weights: bool = True,
 ) -> ResolvedTarget:
-    """Find, fetch or convert a target: a directory, GGUF file, built-in alias or hub id."""
+    """Find, fetch or convert a target: a directory, GGUF file, built-in alias or hub id.
+
+    Without `needs_weights` a local directory may hold just the config and the tokenizer.
+    """
     if not name.strip():
         raise ConfigError(f"the target name is empty. {_known(catalogue)}")
     shown = progress or SilentProgress()
@@ -62,7 +66,8 @@ def resolve_target(
     alias = catalogue.get(name.strip().lower())
     path = Path(name).expanduser()
     if path.is_dir() and not (alias and not (path / "config.json").exists()):
-        check_directory(path)
+        if needs_weights:
+            check_directory(path)
         return ResolvedTarget(name, path, "local directory")
     if path.is_file():
         return _resolve_file(name, path, layout, shown)
