@@ -39,7 +39,7 @@ def write_sources(directory: Path, *, num_rows: int = 200, seed: int = 1) -> Pre
     shared   num_rows // 4 conversations of two turns, 1 of them without turns
     """
     rng = random.Random(seed)
-    texts = [sentence(rng, 20) for _ in range(num_rows)]
+    texts = [sentence(rng, 60) for _ in range(num_rows)]
     lines = [chat(text) for text in texts]
     lines += [chat(text, answer="Another answer.") for text in texts[:5]]
     lines += [chat(f"{text} Please") for text in texts[5:9]]

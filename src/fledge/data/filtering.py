@@ -1,0 +1,180 @@
+"""The first pass of prepare: every source, row by row, through the filters to files on disk.
+
+After each file of kept rows the index of duplicates is committed together with the position and the
+counts, in one transaction. A run that was killed goes on after the last such point: what lies
+beyond it is removed and made again, so the files and counts are those of an unbroken run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fledge.contracts.conversation import Conversation
+from fledge.contracts.data_settings import PrepareSettings, SelfSettings, SourceSettings
+from fledge.contracts.errors import ConfigError
+from fledge.contracts.progress import Progress
+from fledge.data.decontaminate import Decontaminator
+from fledge.data.duplicates import DuplicateIndex
+from fledge.data.privacy import Scrubber
+from fledge.data.row_files import MAX_BYTES, RowFiles, remove_from
+from fledge.data.sources import SourceReport, open_source
+from fledge.data.tally import SourceTally
+from fledge.store.rows import row_line
+
+SelfPrompts = Callable[[SourceSettings, SelfSettings, int], Iterable[Conversation]]
+"""Yields the same rows in the same order whenever it is called with the same arguments."""
+
+ROWS_PER_SAVE = 5_000
+"""Rows read between two points from which a run can go on. It is a count, not a time, so that the
+index is built by the same steps, and takes the same bytes, however often a run was interrupted."""
+
+
+class Reader(Protocol):
+    """The rows of a source and what was found on the way."""
+
+    report: SourceReport
+
+    def __iter__(self) -> Iterator[Conversation]: ...
+
+
+class SelfReader:
+    """Prompts that the target writes, as a source like any other."""
+
+    def __init__(self, rows: Iterable[Conversation], skip_rows: int) -> None:
+        self.report = SourceReport()
+        self._rows = rows
+        self._skip_rows = skip_rows
+
+    def __iter__(self) -> Iterator[Conversation]:
+        for row in self._rows:
+            self.report.rows_read += 1
+            if self.report.rows_read > self._skip_rows:
+                yield row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What a row has to pass, in this order."""
+
+    scrubber: Scrubber | None
+    index: DuplicateIndex
+    decontaminator: Decontaminator | None
+
+    @classmethod
+    def open(
+        cls, settings: PrepareSettings, index: DuplicateIndex, progress: Progress
+    ) -> "Filters":
+        against = settings.decontaminate.against
+        return cls(
+            scrubber=Scrubber(settings.privacy) if settings.privacy.enabled else None,
+            index=index,
+            decontaminator=Decontaminator(settings.decontaminate, progress) if against else None,
+        )
+
+    def passed(self, row: Conversation, tally: SourceTally) -> Conversation | None:
+        """The row as it may be kept; every row is counted in one place of the tally."""
+        kept: Conversation | None = row
+        if self.scrubber is not None:
+            scrubbed = self.scrubber.scrub(row)
+            tally.identifiers.update(scrubbed.found)
+            kept = scrubbed.conversation
+        if kept is None:
+            tally.private += 1
+            return None
+        duplicate = self.index.check(kept)
+        if duplicate is not None:
+            tally.exact_duplicates += duplicate == "exact"
+            tally.near_duplicates += duplicate == "near"
+            return None
+        # Benchmarks are compared with the row as it was read: a placeholder would hide a match.
+        benchmark = self.decontaminator.overlap(row) if self.decontaminator is not None else None
+        if benchmark is not None:
+            tally.overlaps[benchmark] += 1
+            return None
+        tally.kept += 1
+        return kept
+
+
+class FilterPass:
+    """Goes through the sources of a recipe, from wherever an earlier run stopped."""
+
+    def __init__(
+        self,
+        settings: PrepareSettings,
+        work: Path,
+        filters: Filters,
+        *,
+        self_prompts: SelfPrompts | None,
+        progress: Progress,
+        rows_per_save: int = ROWS_PER_SAVE,
+    ) -> None:
+        self._settings = settings
+        self._work = work
+        self._filters = filters
+        self._self_prompts = self_prompts
+        self._progress = progress
+        self._rows_per_save = rows_per_save
+        position = filters.index.position or {"rows_read": 0, "tallies": [{}]}
+        self._skip_rows: int = position["rows_read"]
+        self.tallies = [SourceTally.from_json(values) for values in position["tallies"]]
+        """Of the sources that are done, and of the one being read."""
+
+    def run(self) -> list[SourceTally]:
+        """Filter what is left; returns the counts of all sources."""
+        for number, source in enumerate(self._settings.sources):
+            if number >= len(self.tallies) - 1:
+                self._filter(number, source)
+        return self.tallies[: len(self._settings.sources)]
+
+    def _filter(self, number: int, source: SourceSettings) -> None:
+        tally = self.tallies[number]
+        directory = source_directory(self._work, number)
+        remove_from(directory, tally.num_files)
+        reader = self._open(source, self._skip_rows)
+        with closing(RowFiles(directory, first=tally.num_files)) as files:
+            num_unsaved = 0
+            for row in reader:
+                kept = self._filters.passed(row, tally)
+                if kept is not None:
+                    files.write(row_line(kept))
+                num_unsaved += 1
+                if num_unsaved >= self._rows_per_save or files.num_bytes >= MAX_BYTES:
+                    self._save(files, tally, reader.report.rows_read)
+                    num_unsaved = 0
+            tally.report = reader.report.to_json()
+            tally.rows_read, tally.bad = reader.report.rows_read, reader.report.rows_bad
+            self.tallies.append(SourceTally())
+            self._skip_rows = 0
+            self._save(files, tally, 0)
+
+    def _save(self, files: RowFiles, tally: SourceTally, rows_read: int) -> None:
+        tally.kept_bytes += files.num_bytes
+        files.publish()
+        tally.num_files = files.number
+        tallies = [one.to_json() for one in self.tallies]
+        self._filters.index.commit({"rows_read": rows_read, "tallies": tallies})
+
+    def _open(self, source: SourceSettings, skip_rows: int) -> Reader:
+        if not source.is_self:
+            return open_source(
+                source,
+                on_bad_row=self._settings.on_bad_row,
+                max_turn_chars=self._settings.max_turn_chars,
+                progress=self._progress,
+                skip_rows=skip_rows,
+            )
+        if self._self_prompts is None:
+            raise ConfigError(
+                f"source {source.name} takes its prompts from the target, and no target is there "
+                "to write them."
+            )
+        settings = self._settings
+        rows = self._self_prompts(source, settings.self_prompts, settings.seed)
+        return SelfReader(rows, skip_rows)
+
+
+def source_directory(work: Path, number: int) -> Path:
+    """Where the kept rows of a source lie until they are blended."""
+    return work / f"source-{number:03d}"
