@@ -16,11 +16,12 @@ _LETTERS = string.ascii_letters + "".join(map(chr, range(0xC0, 0x250)))
 _LOCAL_CHARACTERS = _LETTERS + string.digits + "._%+-'"
 _MAX_LOCAL_LEN = 64
 
-_LABEL = r"[A-Za-z0-9\u00c0-\u024f](?:[A-Za-z0-9\u00c0-\u024f-]{0,61}[A-Za-z0-9\u00c0-\u024f])?"
+_ALNUM = r"A-Za-z0-9\u00c0-\u024f"
+_LABEL = rf"[{_ALNUM}](?:[{_ALNUM}-]{{0,61}}[{_ALNUM}])?"
 _DOMAIN = rf"(?:{_LABEL}\.){{1,5}}[A-Za-z]{{2,24}}"
 _AT_DOMAIN = re.compile(rf"(?:@|%40)({_DOMAIN})(?![A-Za-z0-9(@])")
 _SPELLED_OUT = re.compile(
-    r"(?<![A-Za-z0-9._-])[A-Za-z0-9][A-Za-z0-9._+-]{0,63} ?[\[({] ?at ?[\])}] ?"
+    rf"(?<![{_ALNUM}._-])[{_ALNUM}][{_ALNUM}._+-]{{0,63}} ?[\[({{] ?at ?[\])}}] ?"
     r"[A-Za-z0-9-]{1,63}(?: ?(?:\.|[\[({] ?(?:dot|punkt|point|punto|ponto) ?[\])}]) ?"
     r"[A-Za-z0-9-]{2,63}){1,4}(?![A-Za-z0-9])",
     re.IGNORECASE,
