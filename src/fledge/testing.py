@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from fledge.engine.drafter import root_tokens
+from fledge.engine.draft_plan import DraftPlan
+from fledge.engine.drafter import MemorylessDrafter
 from fledge.engine.sequence import Sequence
 from fledge.models.attention import ATTENTION_NAME
 from fledge.models.head import Eagle3Head
@@ -157,14 +158,12 @@ def tiny_head(
     return head.eval()
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(MemorylessDrafter):
     """Drafts from a known answer: right with a given probability at each depth, wrong elsewhere.
 
     The right token, when it is drafted, sits among wrong siblings at a random place. Wrong tokens
     are extended too, so that deep wrong branches are verified as well.
     """
-
-    taps: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -186,10 +185,8 @@ class ScriptedDrafter:
         self._device = device or torch.device("cpu")
         self.num_scratch = budget
 
-    def grow_cache(self, num_slots: int) -> None:
-        del num_slots
-
-    def draft(self, sequences: Many[Sequence]) -> TreeBatch:
+    def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
+        del plan
         trees = [self._grow(seq) for seq in sequences]
         max_size = max(len(tokens) for tokens, _ in trees)
 
@@ -198,12 +195,13 @@ class ScriptedDrafter:
             return torch.tensor(filled, device=self._device)
 
         tokens_BN = padded([tokens for tokens, _ in trees])
-        tokens_BN[:, 0] = root_tokens(sequences, self._device)
+        tokens_BN[:, 0] = torch.tensor([seq.newest_token_id for seq in sequences])
         return TreeBatch(
             tokens_BN=tokens_BN,
             parents_BN=padded([parents for _, parents in trees]),
             sizes_B=torch.tensor([len(tokens) for tokens, _ in trees], device=self._device),
             logprobs_BN=torch.zeros(tokens_BN.shape, device=self._device),
+            num_drafts=sum(len(tokens) - 1 for tokens, _ in trees),
         )
 
     def _grow(self, seq: Sequence) -> tuple[list[int], list[int]]:

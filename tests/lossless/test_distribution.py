@@ -27,6 +27,8 @@ from transformers import (
 
 from fledge import Engine, EngineSettings, SamplingParams
 from fledge.engine import verifier
+from fledge.engine.draft_plan import DraftPlan
+from fledge.engine.drafter import MemorylessDrafter
 from fledge.engine.sequence import Sequence as RunningSequence
 from fledge.ops import accept, noise, sampling
 from fledge.ops.tree import TreeBatch
@@ -61,26 +63,24 @@ def model() -> Any:
     return small
 
 
-class FixedTrees:
+class FixedTrees(MemorylessDrafter):
     """Always the same drafts: three children below the root, three below each of them.
 
     Random drafts would spread the errors of a wrong rule evenly over the tokens and hide them.
     """
 
-    taps: tuple[int, ...] = ()
     num_scratch = 12
     parents = (0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)
     drafts = (2, 7, 4, 0, 3, 6, 5, 1, 2, 7, 6, 0)
 
-    def grow_cache(self, num_slots: int) -> None:
-        del num_slots
-
-    def draft(self, sequences: Sequence[RunningSequence]) -> TreeBatch:
+    def draft(self, sequences: Sequence[RunningSequence], plan: DraftPlan) -> TreeBatch:
+        del plan
         return TreeBatch(
             tokens_BN=torch.tensor([(seq.newest_token_id, *self.drafts) for seq in sequences]),
             parents_BN=torch.tensor([self.parents] * len(sequences)),
             sizes_B=torch.full((len(sequences),), len(self.parents)),
             logprobs_BN=torch.zeros(len(sequences), len(self.parents)),
+            num_drafts=12 * len(sequences),
         )
 
 
@@ -108,7 +108,7 @@ def exact(model: Any, mix: dict[str, Any]) -> dict[Outcome, float]:
 
 
 def observe(model: Any, mix: dict[str, Any], rule: str, num_samples: int) -> Counter[Outcome]:
-    settings = EngineSettings(accept=rule, max_requests=500, max_prefill_tokens=10**6)
+    settings = EngineSettings(accept=rule, max_requests=500, max_pass_tokens=10**6)
     engine = Engine(target_of(model), settings=settings, drafter=FixedTrees())
     params = [
         SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed, **mix)

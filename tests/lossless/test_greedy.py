@@ -119,7 +119,7 @@ def test_more_requests_than_run_at_once(block_size: int) -> None:
     expected = greedy("gemma3-hybrid", asked)
     limits = [3 + i % 11 for i in range(len(asked))]
     params = [SamplingParams(max_tokens=limit) for limit in limits]
-    settings = EngineSettings(max_requests=3, max_prefill_tokens=20, block_size=block_size)
+    settings = EngineSettings(max_requests=3, max_pass_tokens=20, block_size=block_size)
     engine = Engine(target, settings=settings, drafter=scripted(asked, expected))
     for _ in range(2):
         got = token_ids(engine.generate(asked, params))

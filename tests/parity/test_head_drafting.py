@@ -194,5 +194,5 @@ def test_requests_that_come_and_go_on_small_blocks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Slots are reused by other requests: what an earlier one left there must not be seen."""
-    small = {"max_requests": 2, "max_prefill_tokens": 10, "block_size": 3}
+    small = {"max_requests": 2, "max_pass_tokens": 10, "block_size": 3}
     run_checked(monkeypatch, tmp_path, num_prompts=8, sliding_window=7, engine_settings=small)

@@ -62,8 +62,14 @@ class EngineSettings:
     max_requests: int = 32
     """Requests decoded together; further ones wait."""
 
-    max_prefill_tokens: int = 8192
-    """Prompt tokens read in one pass; a single longer prompt is still read whole."""
+    max_pass_tokens: int = 2048
+    """Tokens of one target pass: decoding requests and their drafts first, prompts in chunks."""
+
+    cache_tokens: int = 0
+    """Tokens of cache memory for all requests together; 0 takes what the device can give."""
+
+    share_prefixes: bool = True
+    """Reuse the cache entries of tokens that an earlier request began with."""
 
     block_size: int = 16
     """Tokens per block of cache memory."""
@@ -75,6 +81,16 @@ class EngineSettings:
             raise ConfigError(
                 f"controller is {self.controller!r}; it must be one of {CONTROLLERS}."
             )
-        for name in ("max_requests", "max_prefill_tokens", "block_size"):
+        for name in ("max_requests", "max_pass_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.cache_tokens < 0:
+            raise ConfigError(
+                f"cache_tokens is {self.cache_tokens}; it must be positive, or 0 for what the "
+                "device can give."
+            )
+        if self.max_pass_tokens < self.max_requests:
+            raise ConfigError(
+                f"max_pass_tokens is {self.max_pass_tokens} and max_requests is "
+                f"{self.max_requests}; a pass must hold at least one token of each request."
+            )

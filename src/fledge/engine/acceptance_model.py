@@ -27,6 +27,7 @@ _ASSUMED_PROBS = (0.6, 0.12, 0.05, 0.03)
 _SCALE_TOKENS = 4.0
 """Accepted drafts that weigh as much as the assumption that scores are right."""
 _SCALE_RANGE = (0.02, 4.0)
+_GRID_G = np.array([0.0, *NODE_GRID])
 
 
 class AcceptanceModel:
@@ -35,6 +36,7 @@ class AcceptanceModel:
     def __init__(self, tree: TreeSettings) -> None:
         self.widths = width_presets(tree.width)
         self._gains_DPG = _assumed_gains(tree)
+        self._rising_DPG = _rising(self._gains_DPG)
         self._num_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._last_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._num_cycles = 0
@@ -51,22 +53,17 @@ class AcceptanceModel:
 
     def gains(self, nodes_per_request: Array) -> Array:
         """Expected accepted drafts per request, [D, P, number of node counts]."""
-        grid_G = np.array(NODE_GRID)
-        # Larger trees hold all nodes of smaller ones: what was seen long ago may not say less.
-        rising_DPG = np.maximum.accumulate(np.maximum.accumulate(self._gains_DPG, 0), 1)
-        known_DPG = np.concatenate([np.zeros_like(rising_DPG[..., :1]), rising_DPG], axis=-1)
-        known_G = np.concatenate([[0.0], grid_G])
-        upper = np.searchsorted(known_G, nodes_per_request).clip(1, len(known_G) - 1)
-        low, high = known_G[upper - 1], known_G[upper]
+        upper = np.searchsorted(_GRID_G, nodes_per_request).clip(1, len(_GRID_G) - 1)
+        low, high = _GRID_G[upper - 1], _GRID_G[upper]
         share = ((nodes_per_request - low) / (high - low)).clip(0.0, 1.0)
-        lines = known_DPG[..., upper - 1] * (1.0 - share) + known_DPG[..., upper] * share
-        scaled: Array = self.scale * lines
+        below, above = self._rising_DPG[..., upper - 1], self._rising_DPG[..., upper]
+        scaled: Array = self.scale * (below * (1.0 - share) + above * share)
         return scaled
 
     def gain(self, depth: int, width: int, nodes_per_request: float) -> float:
         """Expected accepted drafts per request of one plan."""
-        every_DP1 = self.gains(np.array([nodes_per_request]))
-        return float(every_DP1[depth - 1, self.preset(width), 0])
+        row_G = self._rising_DPG[depth - 1, self.preset(width)]
+        return self.scale * float(np.interp(nodes_per_request, _GRID_G, row_G))
 
     def preset(self, width: int) -> int:
         """Index of the widest preset that is no wider."""
@@ -79,7 +76,7 @@ class AcceptanceModel:
 
     def observe(self, report: CycleReport) -> None:
         """Take in a cycle that drafted."""
-        num_requests = max(1, report.load.num_requests)
+        num_requests = report.num_drafted
         # Many requests say in a few cycles what one says in many.
         window = 8.0 + 56.0 / num_requests
         kept = math.exp(-1.0 / window)
@@ -105,6 +102,7 @@ class AcceptanceModel:
         moved_G = (after_G / before_G.clip(min=1e-6)).clip(0.5, 2.0)
         self._gains_DPG[depth:] *= moved_G
         self._gains_DPG[:depth, num_presets:] *= moved_G
+        self._rising_DPG = _rising(self._gains_DPG)
         self._num_seen_DP[seen] += 1
         self._last_seen_DP[seen] = self._num_cycles
 
@@ -117,6 +115,16 @@ class AcceptanceModel:
         ):
             shown = new[: len(counts_D)]
             counts_D[: len(shown)] += shown
+
+
+def _rising(gains_DPG: Array) -> Array:
+    """Gains with that of no nodes before them, never less for a deeper or wider tree.
+
+    A larger tree holds all nodes of a smaller one; what was seen long ago may not say less.
+    """
+    rising_DPG = np.maximum.accumulate(np.maximum.accumulate(gains_DPG, axis=0), axis=1)
+    result: Array = np.concatenate([np.zeros_like(rising_DPG[..., :1]), rising_DPG], axis=-1)
+    return result
 
 
 def _assumed_gains(tree: TreeSettings) -> Array:

@@ -1,78 +1,105 @@
-"""Who owns which cache slot: blocks of slots, handed out and taken back.
+"""Blocks of cache slots: free, in use by some requests, or kept for whoever needs them again.
 
-This is bookkeeping on the host; the memory itself is a `KVPool`. A sequence sees its blocks as one
-list of slots in the order of its tokens, so nothing outside knows that blocks exist.
+A block in use has as many references as requests that read it. When the last one lets go, a block
+whose content has a place in the prefix tree is kept, and taken back only when nothing else is free,
+the longest unused first.
 """
 
-import torch
-from torch import Tensor
+from collections import OrderedDict, deque
+
+from fledge.engine.prefix import PrefixNode
 
 
 class BlockPool:
-    """Free and owned blocks. It grows by doubling; nothing is ever moved."""
+    """The blocks that layers with one kind of attention share; `window` names that kind."""
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.num_blocks = 0
-        self._free: list[int] = []
-        self._owned: set[int] = set()
+    def __init__(self, num_blocks: int, window: int | None) -> None:
+        self.num_blocks = num_blocks
+        self.window = window
+        self.num_evicted = 0
+        self._free = deque(range(num_blocks))
+        self._references = [0] * num_blocks
+        self._nodes: dict[int, PrefixNode] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
-    def num_slots(self) -> int:
-        return self.num_blocks * self.block_size
+    def num_available(self) -> int:
+        """Blocks that can be handed out now."""
+        return len(self._free) + len(self._kept)
 
     @property
-    def num_owned(self) -> int:
-        return len(self._owned)
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
 
     def take(self, count: int) -> list[int]:
-        """Hand out blocks, growing the pool when too few are free."""
-        if count > len(self._free):
-            grown = max(2 * self.num_blocks, self.num_blocks + count)
-            self._free.extend(range(self.num_blocks, grown))
-            self.num_blocks = grown
-        blocks, self._free = self._free[:count], self._free[count:]
-        self._owned.update(blocks)
+        """Hand out blocks; the caller has seen that there are enough."""
+        assert count <= self.num_available, "more blocks were taken than there are"
+        blocks = []
+        for _ in range(count):
+            block = self._free.popleft() if self._free else self._evict()
+            self._references[block] = 1
+            blocks.append(block)
         return blocks
 
-    def give_back(self, blocks: list[int]) -> None:
-        assert self._owned.issuperset(blocks), "a block was given back that nobody owned"
-        self._owned.difference_update(blocks)
-        self._free.extend(blocks)
+    def share(self, block: int) -> None:
+        """One more request reads a block that the prefix tree knows."""
+        assert block in self._nodes, "a block was shared that has no place in the prefix tree"
+        self._kept.pop(block, None)
+        self._references[block] += 1
 
-    def check_integrity(self) -> None:
-        """Every block is free or owned, none is both, none is lost."""
-        free = set(self._free)
+    def give_back(self, block: int) -> None:
+        """One request fewer reads it."""
+        assert self._references[block] > 0, "a block was given back that nobody uses"
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if block in self._nodes:
+            self._kept[block] = None
+        else:
+            self._free.append(block)
+
+    def num_readers(self, block: int) -> int:
+        return self._references[block]
+
+    def is_known(self, block: int) -> bool:
+        return block in self._nodes
+
+    def remember(self, block: int, node: PrefixNode) -> None:
+        """The block's content is final and stands in the prefix tree."""
+        assert self._references[block] > 0, "a block was published that nobody owns"
+        assert block not in self._nodes, "a block was published twice"
+        self._nodes[block] = node
+        node.blocks[self.window] = block
+
+    def forget(self, block: int) -> None:
+        """Take a block out of the prefix tree: its content is not to be trusted or is leaving."""
+        node = self._nodes.pop(block)
+        node.drop_block(self.window)
+        if block in self._kept:
+            del self._kept[block]
+            self._free.append(block)
+
+    def _evict(self) -> int:
+        block, _ = self._kept.popitem(last=False)
+        self._nodes.pop(block).drop_block(self.window)
+        self.num_evicted += 1
+        return block
+
+    def check_integrity(self, readers: dict[int, int]) -> None:
+        """No block is lost or shared wrongly; `readers` counts the requests that hold each."""
+        free, kept = set(self._free), set(self._kept)
         assert len(free) == len(self._free), "a block is free twice"
-        assert not free & self._owned, "a block is free and owned"
-        assert free | self._owned == set(range(self.num_blocks)), "a block is lost"
-
-
-class SlotTable:
-    """The slots of one sequence, in the order of its tokens, scratch slots behind them."""
-
-    def __init__(self, pool: BlockPool, device: torch.device) -> None:
-        self._pool = pool
-        self._blocks: list[int] = []
-        self.slots = torch.empty(0, dtype=torch.long, device=device)
-
-    def reserve(self, num_slots: int) -> None:
-        """Have at least this many slots."""
-        size = self._pool.block_size
-        missing = -(-num_slots // size) - len(self._blocks)
-        if missing > 0:
-            blocks = self._pool.take(missing)
-            self._blocks.extend(blocks)
-            firsts = torch.tensor(blocks, device=self.slots.device) * size
-            offsets = torch.arange(size, device=self.slots.device)
-            self.slots = torch.cat([self.slots, (firsts[:, None] + offsets).flatten()])
-
-    def slice(self, start: int, stop: int) -> Tensor:
-        return self.slots[start:stop]
-
-    def release(self) -> None:
-        """Give everything back; the table is empty afterwards."""
-        self._pool.give_back(self._blocks)
-        self._blocks = []
-        # Not a view of the old table: torch aborts when one dies in the interpreter's last moments.
-        self.slots = torch.empty(0, dtype=torch.long, device=self.slots.device)
+        assert not free & kept, "a block is free and kept"
+        for block in range(self.num_blocks):
+            held = readers.get(block, 0)
+            assert self._references[block] == held, f"block {block}: wrong number of references"
+            assert (held > 0) != (block in free or block in kept), f"block {block} is lost"
+            if held > 1 or block in kept:
+                assert block in self._nodes, f"block {block} is shared without being published"
+        for block, node in self._nodes.items():
+            assert node.blocks.get(self.window) == block, f"block {block}: wrong place in the tree"
+            assert node.is_attached, f"block {block} hangs below a forgotten place"

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fledge.engine.draft_plan import CycleReport, Load
+from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
 from fledge.engine.pass_times import PassTimes
 
 Array = NDArray[np.float64]
@@ -40,18 +40,41 @@ class CycleCosts:
         num_tokens = load.num_requests + load.num_other_tokens
         return self._times.target_s(num_tokens, load.context_tokens) + self.other_s(False)
 
-    def drafting_s(
+    def drafting_s(self, load: Load, plan: DraftPlan, num_extended: float) -> float:
+        """A cycle with drafts whose head first reads so many tokens."""
+        num_tokens = load.num_requests + load.num_other_tokens + plan.nodes
+        verify_s = self._times.target_s(num_tokens, load.context_tokens)
+        num_drafted = load.num_requests if plan.num_drafted is None else plan.num_drafted
+        return verify_s + self.draft_s(num_drafted, plan, num_extended) + self.other_s(True)
+
+    def draft_s(self, num_drafted: int, plan: DraftPlan, num_extended: float) -> float:
+        """The head passes of a cycle."""
+        if (head := self._times.head) is None:
+            return self._headless_s
+        steps_s = (plan.depth - 1) * head.at(num_drafted * plan.width)
+        return self.draft_factor * (head.at(num_extended) + steps_s)
+
+    def catch_up_s(self, num_unread: int) -> float:
+        """What the head needs for tokens that plain decoding left unread."""
+        if (head := self._times.head) is None or num_unread <= 0:
+            return 0.0
+        return self.draft_factor * (head.at(num_unread) - head.at(0))
+
+    def every_drafting_s(
         self, load: Load, depths: Array, widths: Array, nodes: Array, gains: Array
     ) -> Array:
-        """Cycles with drafts: arrays of one shape in, one out."""
+        """Cycles with drafts for all requests: arrays that broadcast to one shape."""
         num_tokens = load.num_requests + load.num_other_tokens + nodes
-        verify = self._times.target.seconds(num_tokens) + (
-            self._times.context_s * load.context_tokens
-        )
-        # In a steady state the head reads what the cycle before emitted.
-        extended = load.num_requests * (1.0 + gains)
-        draft = self._draft_s(load.num_requests, depths, widths, extended)
-        total: Array = draft + verify + self.other_s(True)
+        verify_s = self._times.target.seconds(num_tokens)
+        context_s = self._times.context_s * load.context_tokens
+        if (head := self._times.head) is None:
+            draft_s = np.full_like(gains, self._headless_s)
+        else:
+            # In a steady state the head reads what the cycle before emitted.
+            steps_s = (depths - 1.0) * head.seconds(load.num_requests * widths)
+            extend_s = head.seconds(load.num_requests * (1.0 + gains))
+            draft_s = self.draft_factor * (extend_s + steps_s)
+        total: Array = draft_s + verify_s + context_s + self.other_s(True)
         return total
 
     def other_s(self, has_drafts: bool) -> float:
@@ -79,22 +102,8 @@ class CycleCosts:
         self._num_drafted += 1
         rate = max(_RATE, 1.0 / self._num_drafted)
         self._headless_s += rate * (report.draft_s - self._headless_s)
-        extended = report.num_extended or report.load.num_requests
-        one = np.ones(1)
-        expected = self._draft_s(
-            report.load.num_requests,
-            report.plan.depth * one,
-            report.plan.width * one,
-            extended * one,
-        )[0]
-        surprise = math.log(report.draft_s / max(float(expected), 1e-9))
+        extended = report.num_extended or report.num_drafted
+        expected = self.draft_s(report.num_drafted, report.plan, extended)
+        surprise = math.log(report.draft_s / max(expected, 1e-9))
         clipped = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._log_factor += rate * clipped
-
-    def _draft_s(self, num_requests: int, depths: Array, widths: Array, extended: Array) -> Array:
-        head = self._times.head
-        if head is None:
-            return np.full_like(extended, self._headless_s)
-        steps = (depths - 1.0) * head.seconds(num_requests * widths)
-        result: Array = self.draft_factor * (head.seconds(extended) + steps)
-        return result

@@ -44,21 +44,19 @@ def expected_gains(candidates: Candidates, *, depth: int, width: int) -> Tensor:
     handed to the best candidates of the whole batch.
     """
     scores_BC = candidates.scores_BC
-    device = scores_BC.device
-    presets_P = _constant(width_presets(width), device)
+    num_presets = len(width_presets(width))
+    presets_P = _constant(width_presets(width), scores_BC.device)
     preset_BC = torch.searchsorted(presets_P, _needed_widths(candidates, depth, width))
-    level_C = _levels(depth, width, device)
     bin_BC = (scores_BC.clamp(min=-1e4) / -_BIN_SIZE).long().clamp(0, _NUM_BINS - 1)
-    num_presets = len(presets_P)
-    cell_BC = (level_C * num_presets + preset_BC) * _NUM_BINS + bin_BC
-    sums_2X = scores_BC.new_zeros(2, depth * num_presets * _NUM_BINS, dtype=torch.float32)
+    cell_BC = (_levels(depth, width, scores_BC.device) * num_presets + preset_BC) * _NUM_BINS
     probs_BC = scores_BC.float().exp()
+    sums_2X = probs_BC.new_zeros(2, depth * num_presets * _NUM_BINS)
     counted_2BC = torch.stack([torch.ones_like(probs_BC), probs_BC])
-    sums_2X.index_add_(1, cell_BC.flatten(), counted_2BC.flatten(1))
+    sums_2X.index_add_(1, (cell_BC + bin_BC).flatten(), counted_2BC.flatten(1))
     sums = sums_2X.view(2, depth, num_presets, _NUM_BINS)
     num_DPS, mass_DPS = sums.cumsum(dim=1).cumsum(dim=2).cumsum(dim=3)
     num_requests = scores_BC.shape[0]
-    grid_G = _constant(NODE_GRID, device) * num_requests
+    grid_G = _constant(NODE_GRID, scores_BC.device) * num_requests
     return _interpolate(num_DPS, mass_DPS, grid_G) / num_requests
 
 

@@ -23,6 +23,9 @@ class DraftPlan:
     nodes: int
     """Drafted nodes in the verify pass, over all requests together."""
 
+    num_drafted: int | None = None
+    """Requests that get drafts: those with the fewest tokens unread by the head; None for all."""
+
     is_measured: bool = False
     """Whether the report of this cycle is to carry the gains of its candidates."""
 
@@ -53,6 +56,9 @@ class Load:
     context_tokens: int = 0
     """Cached tokens of the decoding requests, summed."""
 
+    unread: tuple[int, ...] = ()
+    """Committed tokens the head has yet to read before it can draft, for each decoding request."""
+
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
@@ -79,10 +85,18 @@ class CycleReport:
     """Of them, those that went on to depth d."""
 
     num_extended: int = 0
-    """Committed tokens the head read in this cycle, which may be many after plain decoding."""
+    """Committed tokens the head read in this cycle; many after plain decoding."""
 
     gains: Tensor | None = None
     """`expected_gains` of the candidates, on the host, if the plan asked for it."""
+
+    @property
+    def num_drafted(self) -> int:
+        """Requests that had drafts."""
+        if self.plan.is_plain:
+            return 0
+        everyone = self.load.num_requests
+        return everyone if self.plan.num_drafted is None else self.plan.num_drafted
 
     @property
     def cycle_s(self) -> float:

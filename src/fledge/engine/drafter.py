@@ -1,9 +1,10 @@
 """Who proposes tokens. The engine asks a drafter for one tree per request and verifies them.
 
-`HeadDrafter` grows trees with an EAGLE-3 head: it first extends the head's cache over the tokens
-the target accepted, with the target's own features, then expands level by level.
+`HeadDrafter` grows trees with an EAGLE-3 head. It keeps the fused feature of every token the target
+has read, in the same paged memory as its own keys and values, and reads the committed tokens it has
+not seen when it is next asked to draft: after plain decoding that is one long chunk.
 
-Legend: B requests, T packed tokens, W tree width, D hidden size, V draft vocabulary.
+Legend: B requests, T rows of a pass, W tree width, D hidden size, V draft vocabulary.
 """
 
 from collections.abc import Sequence as Many
@@ -12,16 +13,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fledge.contracts.settings import TreeSettings
+from fledge.contracts.settings import EngineSettings
+from fledge.engine.cache import PagedCache
+from fledge.engine.calibration import Calibration
+from fledge.engine.draft_gains import expected_gains
+from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.sequence import Sequence
 from fledge.engine.tree_levels import TreeLevels
 from fledge.models.attention import attend_packed
 from fledge.models.head import Eagle3Head, HeadOutput
 from fledge.models.target import Target
+from fledge.ops.accept import Walk
 from fledge.ops.attention import AttentionSpec
-from fledge.ops.kv import KVPool
-from fledge.ops.packed import PackedPass, SequencePart, pack
+from fledge.ops.paged import BlockTables, FrontierPass, Pass, TreePass, make_tree_pass
 from fledge.ops.tree import TreeBatch, root_only, select_trees
+
+_ENTRIES, _FEATURES = 0, 1
+"""Rows of the head's memory: its keys and values, and the fused features it reads."""
 
 
 class Drafter(Protocol):
@@ -31,139 +39,219 @@ class Drafter(Protocol):
     """Completed target layers whose features it reads; empty for none."""
 
     num_scratch: int
-    """Cache slots a request needs behind its newest token during a cycle."""
+    """Cache slots a request needs behind its newest token to be drafted for."""
 
-    def grow_cache(self, num_slots: int) -> None:
-        """The engine's slots have grown to this many."""
+    window: int | None
+    """How far back it attends, None for all; its memory lies in the blocks of that kind."""
 
-    def draft(self, sequences: Many[Sequence]) -> TreeBatch:
+    bytes_per_slot: int
+    """What one token costs in its memory; 0 when it has none."""
+
+    weight_bytes: int
+
+    def attach(self, cache: PagedCache) -> None:
+        """The memory it shares with the target from now on."""
+
+    def remember(self, features_TF: Tensor, packed: TreePass) -> None:
+        """The target has read these rows; keep what is needed of their features."""
+
+    def catch_up(self, sequences: Many[Sequence]) -> None:
+        """Read the committed tokens that were not read yet."""
+
+    def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
         """One tree per request, rooted at its newest token."""
 
+    def observe(self, trees: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
+        """What the target made of the drafts."""
 
-def root_tokens(sequences: Many[Sequence], device: torch.device) -> Tensor:
-    return torch.tensor([seq.newest_token_id for seq in sequences], device=device)
 
-
-class NoDrafter:
-    """Plain decoding: every tree is a root."""
+class MemorylessDrafter:
+    """Drafts from something other than the target's features: nothing to keep, nothing to learn."""
 
     taps: tuple[int, ...] = ()
     num_scratch = 0
+    window: int | None = None
+    bytes_per_slot = 0
+    weight_bytes = 0
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def attach(self, cache: PagedCache) -> None:
+        del cache
 
-    def grow_cache(self, num_slots: int) -> None:
-        del num_slots
+    def remember(self, features_TF: Tensor, packed: TreePass) -> None:
+        del features_TF, packed
 
-    def draft(self, sequences: Many[Sequence]) -> TreeBatch:
-        return root_only(root_tokens(sequences, self._device))
+    def catch_up(self, sequences: Many[Sequence]) -> None:
+        del sequences
+
+    def observe(self, trees: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
+        del trees, walk, sampled_B
+
+
+class NoDrafter(MemorylessDrafter):
+    """Plain decoding: every tree is a root."""
+
+    def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
+        del plan
+        return root_only(torch.tensor([seq.newest_token_id for seq in sequences]))
 
 
 class HeadDrafter:
     """Draft trees from an EAGLE-3 head."""
 
-    def __init__(self, head: Eagle3Head, target: Target, settings: TreeSettings) -> None:
+    num_extended = 0
+    """Committed tokens read in the last `draft`."""
+
+    gains: Tensor | None = None
+    """Expected gains of the last candidates, when the plan asked for them."""
+
+    def __init__(self, head: Eagle3Head, target: Target, settings: EngineSettings) -> None:
         self._head = head
         self._embedding = target.embedding.weight
-        self._width = min(settings.width, head.config.draft_vocab_size)
-        self._depth = settings.depth
-        self._budget = settings.budget
-        self._pool = KVPool()
-        self._attention = AttentionSpec(
-            scale=head.config.head_dim**-0.5, window=head.config.sliding_window
-        )
+        self._width = min(settings.tree.width, head.config.draft_vocab_size)
+        self._budget = settings.tree.budget
+        self._max_rows = settings.max_pass_tokens
+        self.window = head.config.sliding_window
+        self._attention = AttentionSpec(scale=head.config.head_dim**-0.5, window=self.window)
         self.taps = head.config.resolve_taps(target.num_layers)
-        self.num_scratch = settings.num_scratch
+        self.num_scratch = settings.tree.num_scratch
+        config, size = head.config, self._embedding.element_size()
+        self.bytes_per_slot = size * (
+            2 * config.num_kv_heads * config.head_dim + config.hidden_size
+        )
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in head.parameters())
+        self.calibration = Calibration(settings.tree.depth, self._embedding.device)
 
-    def grow_cache(self, num_slots: int) -> None:
-        self._pool.grow(num_slots)
+    def attach(self, cache: PagedCache) -> None:
+        self._cache = cache
 
     @torch.no_grad()
-    def draft(self, sequences: Many[Sequence]) -> TreeBatch:
-        output = self._extend(sequences)
-        levels = TreeLevels(self._width)
-        frontier_BWD = output.feedback_TD[:, None].expand(-1, self._width, -1)
-        levels.add_first(*self._top_children(output.normed_TD))
-        for level in range(1, self._depth):
-            output = self._step(sequences, levels, frontier_BWD, level)
-            shape = (len(sequences), self._width, -1)
-            levels.add(*(part.view(shape) for part in self._top_children(output.normed_TD)))
+    def remember(self, features_TF: Tensor, packed: TreePass) -> None:
+        slots_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T)
+        self._cache.head_memory.write(_FEATURES, slots_T, self._head.fuse(features_TF))
+
+    @torch.no_grad()
+    def catch_up(self, sequences: Many[Sequence]) -> None:
+        self._read_older(sequences)
+
+    @torch.no_grad()
+    def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
+        self.num_extended, self.gains = 0, None
+        self._read_older(sequences)
+        tables = self._cache.tables(sequences)
+        output = self._extend(sequences, [seq.len for seq in sequences], tables)
+        lens_B = torch.tensor([seq.len for seq in sequences], device=self._embedding.device)
+        sampled_B = torch.tensor(
+            [not seq.request.params.is_greedy for seq in sequences], device=lens_B.device
+        )
+        width = min(plan.width, self._width)
+        levels = TreeLevels(width)
+        frontier_BWD = output.feedback_TD[:, None].expand(-1, width, -1)
+        levels.add_first(*self._children(output.normed_TD, (width,), 1, sampled_B))
+        for level in range(1, plan.depth):
+            output = self._step(levels, frontier_BWD, level, lens_B, tables)
+            levels.add(*self._children(output.normed_TD, (width, width), level + 1, sampled_B))
+            shape = (len(sequences), width, -1)
             frontier_BWD = output.feedback_TD.view(shape).gather(
                 1, levels.frontier_rows_BW[:, :, None].expand(-1, -1, output.feedback_TD.shape[-1])
             )
-        return select_trees(
-            root_tokens(sequences, self._embedding.device),
-            levels.candidates(),
-            num_nodes=self._budget * len(sequences),
-            max_nodes=self._budget,
-        )
+        candidates = levels.candidates()
+        if plan.is_measured:
+            self.gains = expected_gains(candidates, depth=plan.depth, width=width).cpu()
+        roots_B = torch.tensor([seq.newest_token_id for seq in sequences], device=lens_B.device)
+        return select_trees(roots_B, candidates, num_nodes=plan.nodes, max_nodes=self._budget)
 
-    def _extend(self, sequences: Many[Sequence]) -> HeadOutput:
-        """Add the newly committed tokens to the head's cache; returns its output at the roots."""
-        parts, features = [], []
+    def observe(self, trees: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
+        self.calibration.observe(trees, walk, sampled_B)
+
+    def _read_older(self, sequences: Many[Sequence]) -> None:
+        """Make all entries but that of the newest token, whose output starts the next tree."""
         for seq in sequences:
-            assert seq.unread_features_NF is not None, "the target pass left no features"
-            features.append(seq.unread_features_NF)
-            parts.append(_committed_part(seq, seq.unread_features_NF.shape[0]))
-            seq.unread_features_NF = None
-        packed = pack(parts)
-        output = self._run(packed, self._head.fuse(torch.cat(features)))
-        last_rows = [segment.rows.stop - 1 for segment in packed.segments]
-        return HeadOutput(output.feedback_TD[last_rows], output.normed_TD[last_rows])
+            if self.window is not None and seq.kv_len - self.window + 1 > seq.head_len:
+                # Entries that the window will never look at again need not be made.
+                seq.head_len = seq.head_first = seq.kv_len - self.window + 1
+        # Entry j is made of feature j - 1, which exists once the target has read token j - 1.
+        stops = {seq: min(seq.kv_len + 1, seq.len - 1) for seq in sequences}
+        behind = [seq for seq in sequences if seq.head_len < stops[seq]]
+        while behind:
+            batch: list[Sequence] = []
+            new_lens: list[int] = []
+            room = self._max_rows
+            for seq in behind:
+                count = min(stops[seq] - seq.head_len, room)
+                if count > 0:
+                    batch.append(seq)
+                    new_lens.append(seq.head_len + count)
+                    room -= count
+            self._extend(batch, new_lens, self._cache.tables(batch))
+            behind = [seq for seq in behind if seq.head_len < stops[seq]]
+
+    def _extend(
+        self, sequences: Many[Sequence], new_lens: list[int], tables: BlockTables
+    ) -> HeadOutput:
+        """Make the entries up to the given lengths; returns the output at the last of each."""
+        device = self._embedding.device
+        counts = [new - seq.head_len for seq, new in zip(sequences, new_lens, strict=True)]
+        tokens = [
+            token
+            for seq, new in zip(sequences, new_lens, strict=True)
+            for token in seq.token_ids[seq.head_len : new]
+        ]
+        packed = make_tree_pass(
+            chain_tokens_C=torch.tensor(tokens, device=device),
+            chain_B=torch.tensor(counts, device=device),
+            context_B=torch.tensor([seq.head_len for seq in sequences], device=device),
+            trees=None,
+            num_rows=len(tokens),
+            tables=tables,
+            first_number=1,
+        )
+        before_T = tables.slots(self.window, packed.request_T, packed.numbers_T - 1)
+        (fused_TD,) = self._cache.head_memory.read(_FEATURES, before_T)
+        output = self._run(packed, fused_TD)
+        for seq, new in zip(sequences, new_lens, strict=True):
+            seq.head_len = new
+        self.num_extended += len(tokens)
+        last_B = packed.starts_B + packed.num_rows_B - 1
+        return HeadOutput(output.feedback_TD[last_B], output.normed_TD[last_B])
 
     def _step(
-        self, sequences: Many[Sequence], levels: TreeLevels, hidden_BWD: Tensor, level: int
+        self,
+        levels: TreeLevels,
+        hidden_BWD: Tensor,
+        level: int,
+        lens_B: Tensor,
+        tables: BlockTables,
     ) -> HeadOutput:
         """Run the head on the frontier nodes of every tree."""
-        parts = [
-            _frontier_part(seq, tokens_W, visible_WS, level)
-            for seq, tokens_W, visible_WS in zip(
-                sequences, levels.frontier_tokens_BW, levels.visible_BWS, strict=True
-            )
-        ]
-        return self._run(pack(parts), hidden_BWD.reshape(-1, hidden_BWD.shape[-1]))
+        width = hidden_BWD.shape[1]
+        packed = FrontierPass(
+            token_ids_T=levels.frontier_tokens_BW.flatten(),
+            positions_T=(lens_B + level - 1).repeat_interleave(width),
+            context_B=lens_B,
+            level=level,
+            visible_BWS=levels.visible_BWS,
+            tables=tables,
+            first_number=1,
+        )
+        return self._run(packed, hidden_BWD.reshape(-1, hidden_BWD.shape[-1]))
 
-    def _run(self, packed: PackedPass, hidden_TD: Tensor) -> HeadOutput:
+    def _run(self, packed: Pass, hidden_TD: Tensor) -> HeadOutput:
+        memory = self._cache.head_memory
+
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attend_packed(packed, self._pool, 0, query, keys, values, self._attention)
+            return attend_packed(packed, memory, _ENTRIES, query, keys, values, self._attention)
 
         embeds_TD = self._head.embed(packed.token_ids_T, self._embedding)
         output: HeadOutput = self._head(embeds_TD, hidden_TD, packed.positions_T, attend)
         return output
 
-    def _top_children(self, normed_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Target tokens and log-probabilities of the best children of each row, [T, W] each."""
+    def _children(
+        self, normed_TD: Tensor, shape: tuple[int, ...], depth: int, sampled_B: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Target tokens of the best children of each row, their log-probabilities, calibrated."""
         logprobs_TV = self._head.logits(normed_TD).float().log_softmax(dim=-1)
-        top = logprobs_TV.topk(self._width, dim=-1)
+        top = logprobs_TV.topk(shape[-1], dim=-1)
         # Neither rounding nor a head that overflows may lift a child above its parent.
-        logprobs_TW = top.values.clamp(max=0.0).nan_to_num(nan=float("-inf"))
-        return self._head.draft_to_target_V[top.indices], logprobs_TW
-
-
-def _committed_part(seq: Sequence, count: int) -> SequencePart:
-    """The newest `count` committed tokens as the head sees them: entry 0 does not exist."""
-    device = seq.table.slots.device
-    positions = torch.arange(1, seq.len, device=device)
-    tokens = (seq.request.prompt_token_ids + tuple(seq.output_ids))[-count:]
-    return SequencePart(
-        token_ids_Q=torch.tensor(tokens, device=device),
-        positions_Q=positions[-count:],
-        key_slots_K=seq.table.slice(1, seq.len),
-        key_positions_K=positions,
-    )
-
-
-def _frontier_part(seq: Sequence, tokens_W: Tensor, visible_WS: Tensor, level: int) -> SequencePart:
-    """The frontier of one tree: all committed entries are visible, then the node's own path."""
-    width, device = tokens_W.shape[0], tokens_W.device
-    context = torch.arange(1, seq.len, device=device)
-    scratch = seq.len - 1 + torch.arange(1, level + 1, device=device).repeat_interleave(width)
-    sees_context = torch.ones(width, seq.len - 1, dtype=torch.bool, device=device)
-    return SequencePart(
-        token_ids_Q=tokens_W,
-        positions_Q=scratch[-width:],
-        key_slots_K=seq.table.slice(1, seq.len + level * width),
-        key_positions_K=torch.cat([context, scratch]),
-        visible_QK=torch.cat([sees_context, visible_WS], dim=1),
-    )
+        logprobs = top.values.clamp(max=0.0).nan_to_num(nan=float("-inf")).view(-1, *shape)
+        tokens = self._head.draft_to_target_V[top.indices].view(-1, *shape)
+        return tokens, logprobs, self.calibration.apply(logprobs, depth, sampled_B)

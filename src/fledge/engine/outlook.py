@@ -53,30 +53,52 @@ class Planner:
         plain_rate = self.rate(PLAIN, load)
         if (max_nodes := self.max_nodes(load)) == 0:
             return Outlook(plain_rate, None, 0.0)
-        wanted = np.rint(self._grid * load.num_requests).clip(1, max_nodes)
-        nodes_X = np.unique(wanted)
+        nodes_X = np.unique(np.rint(self._grid * load.num_requests).clip(1, max_nodes))
         gains_DPX = self._model.gains(nodes_X / load.num_requests)
-        seconds_DPX = self._costs.drafting_s(
+        seconds_DPX = self._costs.every_drafting_s(
             load, self._depths_D11, self._widths_1P1, nodes_X, gains_DPX
         )
         rates_DPX = load.num_requests * (1.0 + gains_DPX) / seconds_DPX
-        # More nodes than candidates would be verified by nobody; the smallest number always fits.
+        # More nodes than candidates would be padding; one node always exists.
         exists_DPX = nodes_X <= self._candidates_DP1 * load.num_requests
         rates_DPX = np.where(exists_DPX, rates_DPX, 0.0)
         depth, preset, place = np.unravel_index(int(rates_DPX.argmax()), rates_DPX.shape)
         best = DraftPlan(int(depth) + 1, self._model.widths[preset], int(nodes_X[place]))
         return Outlook(plain_rate, best, float(rates_DPX.max()))
 
+    def emitted(self, plan: DraftPlan, load: Load) -> float:
+        """Expected tokens of one cycle."""
+        if plan.is_plain:
+            return float(load.num_requests)
+        num_drafted = load.num_requests if plan.num_drafted is None else plan.num_drafted
+        gain = self._model.gain(plan.depth, plan.width, plan.nodes / num_drafted)
+        return load.num_requests + num_drafted * gain
+
     def rate(self, plan: DraftPlan, load: Load) -> float:
-        """Expected tokens per second of one plan."""
+        """Expected tokens per second of a plan that is used in every cycle."""
         if plan.is_plain:
             return load.num_requests / max(self._costs.plain_s(load), 1e-9)
-        one = np.ones(1)
-        gain = self._model.gain(plan.depth, plan.width, plan.nodes / load.num_requests)
-        seconds = self._costs.drafting_s(
-            load, plan.depth * one, plan.width * one, plan.nodes * one, gain * one
-        )
-        return load.num_requests * (1.0 + gain) / max(float(seconds[0]), 1e-9)
+        emitted = self.emitted(plan, load)
+        return emitted / max(self._costs.drafting_s(load, plan, emitted), 1e-9)
+
+    def loss_s(self, plan: DraftPlan, load: Load, usual_rate: float) -> float:
+        """What one cycle of a plan would lose, in seconds, catching up included."""
+        emitted = self.emitted(plan, load)
+        if plan.is_plain:
+            return self._costs.plain_s(load) - emitted / usual_rate
+        num_unread = max(load.num_requests, self.num_unread(plan, load))
+        return self._costs.drafting_s(load, plan, num_unread) - emitted / usual_rate
+
+    def backlog_s(self, load: Load) -> float:
+        """What drafting for everybody costs once, beyond what every cycle leaves unread."""
+        return self._costs.catch_up_s(sum(load.unread) - load.num_requests)
+
+    @staticmethod
+    def num_unread(plan: DraftPlan, load: Load) -> int:
+        """Tokens the head would have to read for a plan."""
+        if plan.num_drafted is None:
+            return sum(load.unread)
+        return sum(sorted(load.unread)[: plan.num_drafted])
 
     def fit(self, plan: DraftPlan, nodes_per_request: float, load: Load) -> DraftPlan:
         """The same plan for another number of requests."""

@@ -8,6 +8,7 @@ once thought too slow is tried again some day.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,10 +20,12 @@ from fledge.engine.monotone import rising
 
 Array = NDArray[np.float64]
 
-_LARGEST_SURPRISE = 0.25
+_LARGEST_SURPRISE = 0.3
 """What one pass may claim to deviate, as a logarithm: a stutter is not a trend."""
 _COMMON_RATE = 0.05
-_LOCAL_RATE = 0.25
+_LOCAL_RATE = 0.2
+_FIRST_RATE = 0.8
+"""How far the first passes of a size move it: what is measured at the start may be far off."""
 _FADING = 1 / 1024
 
 
@@ -30,34 +33,52 @@ class PassCurve:
     """Seconds against tokens for one kind of pass."""
 
     def __init__(self, tokens: Sequence[int], seconds: Sequence[float]) -> None:
-        self._tokens_K = np.array(tokens, dtype=float)
-        self._measured_K = rising(np.array(seconds, dtype=float))
+        self._tokens = [float(number) for number in tokens]
+        self._measured: list[float] = rising(np.array(seconds, dtype=float)).tolist()
         self._common = 0.0
-        self._local_K = np.zeros(len(tokens))
-        self._correct()
+        self._local = [0.0] * len(tokens)
+        self._num_seen = [0.0] * len(tokens)
+        self._seconds = list(self._measured)
+        self._slope = self._steepness()
 
-    def seconds(self, num_tokens: float | Array) -> Array:
-        """Expected time of passes of these sizes."""
-        sizes = np.asarray(num_tokens, dtype=float)
-        inside = np.interp(sizes, self._tokens_K, self._seconds_K)
-        result: Array = inside + self._slope * (sizes - self._tokens_K[-1]).clip(min=0.0)
+    def at(self, num_tokens: float) -> float:
+        """Expected time of one pass."""
+        tokens, seconds = self._tokens, self._seconds
+        upper = bisect_left(tokens, num_tokens)
+        if upper == 0:
+            return seconds[0]
+        if upper == len(tokens):
+            return seconds[-1] + self._slope * (num_tokens - tokens[-1])
+        low, high = tokens[upper - 1], tokens[upper]
+        share = (num_tokens - low) / (high - low)
+        return seconds[upper - 1] + share * (seconds[upper] - seconds[upper - 1])
+
+    def seconds(self, num_tokens: Array) -> Array:
+        """Expected times of passes of these sizes."""
+        inside = np.interp(num_tokens, self._tokens, self._seconds)
+        result: Array = inside + self._slope * (num_tokens - self._tokens[-1]).clip(min=0.0)
         return result
 
     def refine(self, num_tokens: int, seconds: float) -> None:
         """A pass of this size has taken so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        expected = max(float(self.seconds(num_tokens)), 1e-9)
-        surprise = np.clip(math.log(seconds / expected), -_LARGEST_SURPRISE, _LARGEST_SURPRISE)
-        nearness_K = self._nearness(num_tokens)
-        self._local_K *= 1.0 - _FADING * (1.0 - nearness_K)
-        self._local_K += _LOCAL_RATE * surprise * nearness_K
+        surprise = math.log(seconds / max(self.at(num_tokens), 1e-9))
+        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._common += _COMMON_RATE * surprise
-        self._correct()
+        near = self._nearness(num_tokens)
+        for place, measured in enumerate(self._measured):
+            nearness = near.get(place, 0.0)
+            rate = max(_LOCAL_RATE, _FIRST_RATE / (1.0 + self._num_seen[place]))
+            self._num_seen[place] += nearness
+            kept = self._local[place] * (1.0 - _FADING * (1.0 - nearness))
+            self._local[place] = kept + rate * surprise * nearness
+            self._seconds[place] = measured * math.exp(self._common + self._local[place])
+        self._slope = self._steepness()
 
     def to_json(self) -> dict[str, list[float]]:
         """What was measured; corrections belong to the day they were made."""
-        return {"tokens": self._tokens_K.tolist(), "seconds": self._measured_K.tolist()}
+        return {"tokens": self._tokens, "seconds": self._measured}
 
     @classmethod
     def from_json(cls, document: Any) -> "PassCurve":
@@ -74,24 +95,22 @@ class PassCurve:
             )
         return cls(tokens, seconds)
 
-    def _nearness(self, num_tokens: int) -> Array:
-        """1 for the measured sizes around this one, shared between them by distance."""
-        upper = int(np.searchsorted(self._tokens_K, num_tokens))
-        nearness_K = np.zeros(len(self._tokens_K))
-        if upper in (0, len(self._tokens_K)):
-            nearness_K[min(upper, len(self._tokens_K) - 1)] = 1.0
-            return nearness_K
-        low, high = self._tokens_K[upper - 1], self._tokens_K[upper]
+    def _nearness(self, num_tokens: int) -> dict[int, float]:
+        """The measured sizes around this one, 1 shared between them by distance."""
+        upper = bisect_left(self._tokens, num_tokens)
+        if upper in (0, len(self._tokens)):
+            return {min(upper, len(self._tokens) - 1): 1.0}
+        low, high = self._tokens[upper - 1], self._tokens[upper]
         share = (num_tokens - low) / (high - low)
-        nearness_K[upper - 1], nearness_K[upper] = 1.0 - share, share
-        return nearness_K
+        return {upper - 1: 1.0 - share, upper: share}
 
-    def _correct(self) -> None:
-        self._seconds_K = self._measured_K * np.exp(self._common + self._local_K)
-        last_tokens, last_s = self._tokens_K[-1], self._seconds_K[-1]
-        half_s = float(np.interp(last_tokens / 2, self._tokens_K, self._seconds_K))
-        steepest = (last_s - half_s) / (last_tokens / 2)
-        self._slope = max(steepest, last_s / last_tokens / 2)
+    def _steepness(self) -> float:
+        """Seconds per token beyond the largest measured size."""
+        last_tokens, last_s = self._tokens[-1], self._seconds[-1]
+        half = bisect_left(self._tokens, last_tokens / 2)
+        rise_s = last_s - self._seconds[half]
+        steepness = rise_s / (last_tokens - self._tokens[half]) if rise_s > 0 else 0.0
+        return max(steepness, last_s / last_tokens / 2)
 
 
 class PassTimes:
@@ -107,11 +126,11 @@ class PassTimes:
 
     def target_s(self, num_tokens: int, context_tokens: int = 0) -> float:
         """Expected time of a target pass over requests with so many cached tokens in all."""
-        return float(self.target.seconds(num_tokens)) + self.context_s * context_tokens
+        return self.target.at(num_tokens) + self.context_s * context_tokens
 
     def head_s(self, num_tokens: int) -> float:
         """Expected time of one head pass; nothing without a head."""
-        return 0.0 if self.head is None else float(self.head.seconds(num_tokens))
+        return 0.0 if self.head is None else self.head.at(num_tokens)
 
     def refine(self, num_tokens: int, seconds: float, context_tokens: int = 0) -> None:
         """A target pass has taken so long."""

@@ -29,8 +29,10 @@ class Request:
 class RequestMaker:
     """Turns prompts into requests for one target."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, capacity: int | None = None) -> None:
+        """`capacity` is how many tokens the cache memory holds, None for any number."""
         self._target = target
+        self._capacity = capacity
 
     def make_all(
         self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None
@@ -61,10 +63,12 @@ class RequestMaker:
         eos = frozenset() if params.ignore_eos else target.eos_token_ids
         eos |= frozenset(params.stop_token_ids)
         self._check_params(params, eos)
+        max_new_tokens = min(params.max_tokens, target.context_len - len(token_ids))
+        self._check_fits(len(token_ids), max_new_tokens)
         return Request(
             prompt_token_ids=tuple(token_ids),
             params=params,
-            max_new_tokens=min(params.max_tokens, target.context_len - len(token_ids)),
+            max_new_tokens=max_new_tokens,
             eos_token_ids=eos,
         )
 
@@ -78,6 +82,16 @@ class RequestMaker:
                 f"{context_len}, the answer included; shorten the prompt."
             )
         self._check_known("the prompt holds", token_ids)
+
+    def _check_fits(self, prompt_len: int, max_new_tokens: int) -> None:
+        # The last token is never read, so it needs no memory.
+        needed = prompt_len + max_new_tokens - 1
+        if self._capacity is not None and needed > self._capacity:
+            raise RequestError(
+                f"the request may need {needed} tokens of cache memory ({prompt_len} of the prompt "
+                f"and up to {max_new_tokens} of the answer) and the engine has {self._capacity}; "
+                "shorten the prompt, lower max_tokens, or give the engine more (cache_tokens)."
+            )
 
     def _check_params(self, params: SamplingParams, eos_token_ids: frozenset[int]) -> None:
         self._check_known("stop_token_ids holds", params.stop_token_ids)

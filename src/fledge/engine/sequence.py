@@ -2,92 +2,175 @@
 
 Lengths, for prompt p0 p1 p2 and answer a0 a1 (a1 is the newest token):
 
+    number     0  1  2  3  4
     tokens     p0 p1 p2 a0 a1      len 5
-    target KV  p0 p1 p2 a0         the newest token is the root of the next verify pass
+    target KV  p0 p1 p2 a0         kv_len 4: the newest token is the root of the next verify pass
     features   f0 f1 f2 f3         of the tokens in the target's cache
-    head KV       p1 p2 a0 a1      entry j is made of feature j-1 and token j
+    head KV       p1 p2 a0 a1      entry j is made of feature j-1 and token j; head_len 5 when the
+                                   head has caught up, less while nothing was drafted
+
+Before the prompt is read, and again after the request had to give up its memory, `kv_len` is
+smaller: the tokens between it and `len` are read in chunks, and the last of them chooses the next.
 """
 
 import time
 
-from torch import Tensor
-
-from fledge.contracts.outputs import Completion, FinishReason, Stats
-from fledge.engine.blocks import SlotTable
+from fledge.contracts.errors import FledgeError
+from fledge.contracts.outputs import Completion, FinishReason, Stats, TokenLogprobs
+from fledge.engine.prefix import PrefixNode
 from fledge.engine.request import Request
 from fledge.engine.text import Detokenizer, find_stop, num_safe
+from fledge.ops.logit_rules import RequestRules, TokenCounts
 
 
 class Sequence:
     """The state of a request from the queue to its end."""
 
-    def __init__(self, request: Request, table: SlotTable, detokenizer: Detokenizer | None) -> None:
+    row: int
+    """Its row in the block tables, while it runs."""
+
+    def __init__(
+        self,
+        request: Request,
+        counts: TokenCounts,
+        detokenizer: Detokenizer | None = None,
+        *,
+        priority: int = 0,
+        client: str = "",
+        arrival: int = 0,
+    ) -> None:
         self.request = request
-        self.table = table
+        self.priority, self.client, self.arrival = priority, client, arrival
+        self.token_ids = list(request.prompt_token_ids)
         self.output_ids: list[int] = []
-        self.cycles = 0
-        self.is_dropped = False
-        """A pass it took part in failed half-way, so nothing more can be said truthfully."""
+        self.logprobs: list[TokenLogprobs] = []
+        self.rules = RequestRules(
+            request.params,
+            request.prompt_token_ids,
+            self.output_ids,
+            request.eos_token_ids,
+            counts,
+        )
+        self.error: FledgeError | None = None
+        """Why it ended without an answer; others in the same pass went on."""
 
         self.finish_reason: FinishReason | None = None
-        self.unread_features_NF: Tensor | None = None
-        """Features of the last cycle's tokens, which the head has not seen yet."""
+        self.is_waiting = True
+        self.cycles = self.num_preemptions = self.num_prompt_reused = 0
+        self.offered_at: list[int] = []
+        """Cycles that had a draft at depth 1, 2, ... below what was accepted before it."""
 
+        self.accepted_at: list[int] = []
+        self.leave_cache()
         self._detokenizer = detokenizer
         self._num_shown = 0
         self._num_searched = 0
         self._stop_position: int | None = None
+        self._arrived = time.perf_counter()
         self._started = self._first_token = self._last_token = 0.0
+        self._longest_gap = 0.0
+
+    def leave_cache(self) -> None:
+        """It holds no memory (any more)."""
+        self.row = -1
+        self.rules.release()
+        self.kv_len = 0
+        self.head_len = self.head_first = 1
+        self.blocks: dict[int | None, list[int]] = {}
+        self.nodes: list[PrefixNode] = []
+        """Places of its whole blocks in the prefix tree."""
+
+        self.num_freed: dict[int | None, int] = {}
+        self.num_noted = 0
+        self.num_reused = 0
 
     def start(self) -> None:
-        """Its prompt is read in the pass that comes now."""
-        self._started = time.perf_counter()
+        """It runs from now on; the time before was spent in the queue."""
+        if not self._started:
+            self._started = time.perf_counter()
+            self.num_prompt_reused = self.num_reused
 
     @property
     def len(self) -> int:
         """Committed tokens, the newest included."""
-        return len(self.request.prompt_token_ids) + len(self.output_ids)
+        return len(self.token_ids)
+
+    @property
+    def num_unread(self) -> int:
+        """Committed tokens that the target has not read yet, the newest included."""
+        return len(self.token_ids) - self.kv_len
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only its newest token is unread: drafts may hang below it."""
+        return bool(self.output_ids) and self.num_unread == 1
 
     @property
     def newest_token_id(self) -> int:
-        return self.output_ids[-1]
+        return self.token_ids[-1]
 
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def commit(self, token_ids: list[int]) -> int:
+    @property
+    def has_ended(self) -> bool:
+        """Finished, or failed."""
+        return self.finish_reason is not None or self.error is not None
+
+    def record_drafts(self, num_offered: int, num_accepted: int) -> None:
+        """A cycle offered drafts down to one depth, and the target accepted down to another."""
+        missing = num_offered - len(self.offered_at)
+        if missing > 0:
+            self.offered_at += [0] * missing
+            self.accepted_at += [0] * missing
+        for depth in range(num_offered):
+            self.offered_at[depth] += 1
+            self.accepted_at[depth] += depth < num_accepted
+
+    def commit(
+        self, token_ids: list[int], logprobs: tuple[TokenLogprobs, ...] | None = None
+    ) -> int:
         """Take emitted tokens until the answer ends; returns how many were taken."""
         now = time.perf_counter()
-        if not self.output_ids:
+        if self.output_ids:
+            self.cycles += 1
+            self._longest_gap = max(self._longest_gap, now - self._last_token)
+        else:
             self._first_token = now
         self._last_token = now
-        for count, token_id in enumerate(token_ids, start=1):
-            self._take(token_id)
-            if self.is_finished:
-                return count
-        return len(token_ids)
+        count = 0
+        while count < len(token_ids) and not self.is_finished:
+            self._take(token_ids[count])
+            count += 1
+        if logprobs is not None:
+            self.logprobs += logprobs[:count]
+        return count
 
     def _take(self, token_id: int) -> None:
         request = self.request
         self.output_ids.append(token_id)
+        self.token_ids.append(token_id)
         if self._detokenizer is not None:
             self._detokenizer.add(token_id)
-        if token_id in request.eos_token_ids or self._reached_stop_text():
+        # Sampling keeps end tokens away before `min_tokens`; stop texts wait for it too.
+        may_stop = len(self.output_ids) >= request.params.min_tokens
+        if token_id in request.eos_token_ids or self._reached_stop_text(may_stop):
             self.finish_reason = "stop"
         elif len(self.output_ids) >= request.max_new_tokens:
             self.finish_reason = "length"
         if self.is_finished and self._detokenizer is not None:
             self._detokenizer.flush()
-            self._reached_stop_text()
+            self._reached_stop_text(may_stop)
 
-    def _reached_stop_text(self) -> bool:
+    def _reached_stop_text(self, may_stop: bool) -> bool:
         stops = self.request.params.stop
         if self._detokenizer is None or not stops:
             return False
         if self._stop_position is None:
             text = self._detokenizer.text
-            self._stop_position = find_stop(text, stops, self._num_searched)
+            if may_stop:
+                self._stop_position = find_stop(text, stops, self._num_searched)
             # The next search starts early enough to see a stop text that is half there now.
             self._num_searched = max(0, len(text) - max(map(len, stops)) + 1)
         return self._stop_position is not None
@@ -109,15 +192,23 @@ class Sequence:
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None
+        wants_logprobs = self.request.params.logprobs is not None
         return Completion(
             text=self.text,
             token_ids=tuple(self.output_ids),
             prompt_token_ids=self.request.prompt_token_ids,
             finish_reason=self.finish_reason,
+            logprobs=tuple(self.logprobs) if wants_logprobs else None,
             stats=Stats(
                 num_tokens=len(self.output_ids),
                 cycles=self.cycles,
+                queue_s=self._started - self._arrived,
                 prefill_s=self._first_token - self._started,
                 decode_s=self._last_token - self._first_token,
+                longest_gap_s=self._longest_gap,
+                num_prompt_reused=self.num_prompt_reused,
+                num_preemptions=self.num_preemptions,
+                offered_at_depth=tuple(self.offered_at),
+                accepted_at_depth=tuple(self.accepted_at),
             ),
         )

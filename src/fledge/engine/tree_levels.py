@@ -32,11 +32,11 @@ class TreeLevels:
         self._num_candidates = 0
         self._frontier_BW: Tensor
 
-    def add_first(self, tokens_BW: Tensor, logprobs_BW: Tensor) -> None:
+    def add_first(self, tokens_BW: Tensor, logprobs_BW: Tensor, calibrated_BW: Tensor) -> None:
         """Children of the roots; all of them are expanded."""
         num_requests = tokens_BW.shape[0]
-        self._record(tokens_BW, logprobs_BW, logprobs_BW, torch.full_like(tokens_BW, -1))
-        self._scores_BW = logprobs_BW
+        self._record(tokens_BW, calibrated_BW, logprobs_BW, torch.full_like(tokens_BW, -1))
+        self._scores_BW = calibrated_BW
         self.frontier_tokens_BW = tokens_BW
         self._frontier_BW = torch.arange(self._width, device=tokens_BW.device).repeat(
             num_requests, 1
@@ -44,10 +44,10 @@ class TreeLevels:
         own_WW = torch.eye(self._width, dtype=torch.bool, device=tokens_BW.device)
         self.visible_BWS = own_WW.repeat(num_requests, 1, 1)
 
-    def add(self, tokens_BWC: Tensor, logprobs_BWC: Tensor) -> None:
+    def add(self, tokens_BWC: Tensor, logprobs_BWC: Tensor, calibrated_BWC: Tensor) -> None:
         """Children of the frontier; the most probable ones are expanded next."""
         num_requests, width, _ = tokens_BWC.shape
-        scores_BC = (self._scores_BW[:, :, None] + logprobs_BWC).flatten(1)
+        scores_BC = (self._scores_BW[:, :, None] + calibrated_BWC).flatten(1)
         tokens_BC = tokens_BWC.flatten(1)
         parents_BC = self._frontier_BW.repeat_interleave(width, dim=1)
         first = self._num_candidates

@@ -1,161 +1,247 @@
-"""One target pass over the trees of all requests, then accept, then tidy the cache.
+"""One target pass over everything that is due: trees, prompt chunks, then accept and tidy up.
 
-The root of a tree is the newest committed token; it sits at its own place in the slot table, the
-drafted nodes behind it. After the walk the accepted nodes move to where their tokens belong.
+The root of a tree is the newest committed token; its number is its place in the block table, and
+the drafted nodes are stored behind it. After the walk the accepted nodes move to where their tokens
+belong. A prompt's last token is a root without drafts.
 
-    table    [.. t3 | root a b c d]   accepted: root -> b -> d
+    numbers  [.. t3 | root a b c d]   accepted: root -> b -> d
     becomes  [.. t3 | root b d ...]   the bonus token is the next root and has no cache entry yet
+
+Rows of a pass, in this order: requests that draft, requests that decode plainly, requests that
+finish reading, requests that read on. Only the first three have logits.
+
+Legend: B requests with logits, R rows with logits, N nodes of a tree with its root, L levels.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fledge.contracts.errors import RequestError
+from fledge.contracts.outputs import TokenLogprobs
 from fledge.contracts.settings import AcceptRule
+from fledge.engine.cache import PagedCache
+from fledge.engine.drafter import Drafter
+from fledge.engine.scheduler import StepPlan
 from fledge.engine.sequence import Sequence
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
-from fledge.ops.kv import KVPool
-from fledge.ops.logit_rules import LogitRules, RequestRules, TokenCounts, make_rules
-from fledge.ops.packed import SequencePart, pack
+from fledge.ops.logit_rules import LogitRules, make_rules
+from fledge.ops.logprobs import read_logprobs
+from fledge.ops.paged import TreePass, make_tree_pass
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
-from fledge.ops.tree import TreeBatch, ancestors, root_only
+from fledge.ops.tree import TreeBatch, is_real, root_only, with_roots
 
-WalkRule = Callable[[Tensor, Tensor, TreeBatch, SamplingBatch, Tensor, LogitRules | None], Walk]
-_RULES: dict[AcceptRule, WalkRule] = {"gumbel": walk_gumbel, "rejection": walk_rejection}
+_RULES: dict[AcceptRule, Callable[..., Walk]] = {
+    "gumbel": walk_gumbel,
+    "rejection": walk_rejection,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the requests with logits choose their tokens; the same while the same requests run."""
+
+    sequences: tuple[Sequence, ...]
+    batch: SamplingBatch
+    rules: LogitRules | None
+    sampled_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What a pass yielded, on the host."""
+
+    num_emitted: int
+    """Tokens committed by requests that were decoding."""
+
+    reached_at_depth: tuple[int, ...] = ()
+    """Requests that were offered a draft at depth 1, 2, ... below what they accepted."""
+
+    accepted_at_depth: tuple[int, ...] = ()
 
 
 class Verifier:
     """Runs the target for a batch of sequences and commits what it says."""
 
-    def __init__(self, target: Target, accept: AcceptRule, taps: tuple[int, ...]) -> None:
+    def __init__(
+        self, target: Target, accept: AcceptRule, cache: PagedCache, drafter: Drafter
+    ) -> None:
         self._target = target
         self._walk = _RULES[accept]
-        self._taps = taps
-        self._pool = KVPool()
+        self._cache = cache
+        self._drafter = drafter
+        self._sampling: Sampling | None = None
 
-    def grow_cache(self, num_slots: int) -> None:
-        self._pool.grow(num_slots)
-
-    def prefill(self, sequences: Many[Sequence]) -> None:
-        """Read whole prompts and commit the first token of each answer."""
-        packed = pack([_prompt_part(seq) for seq in sequences])
-        last_rows = [segment.rows.stop - 1 for segment in packed.segments]
+    def run(self, plan: StepPlan, trees: TreeBatch | None) -> Yield:
+        """One pass; `trees` are those of the drafting requests."""
+        decoding = [*plan.drafting, *plan.plain]
+        chunks = [*((seq, 1) for seq in decoding), *plan.finishing, *plan.reading]
+        walkers = [seq for seq, _ in chunks[: len(decoding) + len(plan.finishing)]]
+        num_decode_rows = len(decoding) + (trees.num_drafts if trees is not None else 0)
+        packed = self._pack(chunks, trees)
         output = self._target.forward(
             packed,
-            self._pool,
-            logit_rows_R=torch.tensor(last_rows, device=self._target.device),
-            taps=self._taps,
+            self._cache.target_memory,
+            logit_rows_R=self._logit_rows(plan, num_decode_rows),
+            taps=self._drafter.taps,
         )
-        # A prompt's last token is a tree without drafts; only its own row has logits.
-        rows_B = torch.arange(len(sequences), device=self._target.device)
-        trees = root_only(packed.token_ids_T[last_rows])
-        walk = self._apply_rule(sequences, output.logits_RV, rows_B, trees)
-        for seq, tokens in zip(sequences, _emitted(walk), strict=True):
-            seq.commit(tokens)
         if output.features_TF is not None:
-            for seq, segment in zip(sequences, packed.segments, strict=True):
-                seq.unread_features_NF = output.features_TF[segment.rows]
+            self._drafter.remember(output.features_TF, packed)
+        for seq, chunk in plan.reading:
+            seq.kv_len += chunk
+        if not walkers:
+            return Yield(0)
+        roots_B = torch.tensor([seq.newest_token_id for seq in walkers], device=self._device)
+        all_trees = root_only(roots_B) if trees is None else with_roots(trees, roots_B)
+        rows_BN = packed.node_rows(all_trees.max_size)[: len(walkers)]
+        # Rows of logits behind the decoding ones belong to the requests that finish reading.
+        ends = num_decode_rows + torch.arange(len(plan.finishing), device=self._device)
+        rows_BN[len(decoding) :] = ends[:, None]
+        walk = self._choose(walkers, output.logits_RV, rows_BN, all_trees)
+        if trees is not None:
+            self._compact(packed, walk, len(plan.drafting))
+            self._observe(trees, walk, len(plan.drafting))
+        return self._commit(plan, walkers, walk, _offered(all_trees, walk))
 
-    def verify(self, sequences: Many[Sequence], trees: TreeBatch) -> None:
-        """Check the drafts of every request and commit what the target says."""
-        seen_BNN = ancestors(trees.parents_BN)
-        packed = pack(
-            [
-                self._tree_part(seq, trees.tokens_BN[i, :size], seen_BNN[i, :size, :size])
-                for i, (seq, size) in enumerate(zip(sequences, trees.sizes_B.tolist(), strict=True))
-            ]
-        )
-        output = self._target.forward(packed, self._pool, taps=self._taps)
-        first_rows = [segment.start for segment in packed.segments]
-        rows_B = torch.tensor(first_rows, device=self._target.device)
-        walk = self._apply_rule(sequences, output.logits_RV, rows_B, trees)
-        moves = []
-        for seq, first_row, tokens, nodes_L in zip(
-            sequences, first_rows, _emitted(walk), walk.nodes_BL, strict=True
-        ):
-            root_index = seq.len - 1
-            seq.cycles += 1
-            count = seq.commit(tokens)
-            moves.append((seq, root_index, nodes_L[:count]))
-            if output.features_TF is not None:
-                seq.unread_features_NF = output.features_TF[first_row + nodes_L[:count]]
-        self._compact(moves)
+    @property
+    def _device(self) -> torch.device:
+        return self._target.device
 
-    def _tree_part(self, seq: Sequence, tokens_N: Tensor, seen_NN: Tensor) -> SequencePart:
-        """Committed tokens are seen by every node, drafted ones by those below them."""
-        num_nodes, device = tokens_N.shape[0], tokens_N.device
-        root = seq.len - 1
-        context = torch.arange(root, device=device)
-        # Nodes past the end of the context are never committed, but their positions must exist.
-        last = self._target.context_len - 1
-        positions_N = (root + seen_NN.sum(dim=1) - 1).clamp(max=last)
-        visible_QK = None
-        if num_nodes > 1:
-            sees_context = torch.ones(num_nodes, root, dtype=torch.bool, device=device)
-            visible_QK = torch.cat([sees_context, seen_NN], dim=1)
-        return SequencePart(
-            token_ids_Q=tokens_N,
-            positions_Q=positions_N,
-            key_slots_K=seq.table.slice(0, root + num_nodes),
-            key_positions_K=torch.cat([context, positions_N]),
-            visible_QK=visible_QK,
+    def _pack(self, chunks: list[tuple[Sequence, int]], trees: TreeBatch | None) -> TreePass:
+        tokens = [
+            token
+            for seq, chunk in chunks
+            for token in seq.token_ids[seq.kv_len : seq.kv_len + chunk]
+        ]
+        if trees is not None:
+            # Roots of requests without drafts are never read from the tree, but from their chains.
+            trees = with_roots(
+                trees, torch.zeros(len(chunks), dtype=torch.long, device=self._device)
+            )
+        return make_tree_pass(
+            chain_tokens_C=torch.tensor(tokens, device=self._device),
+            chain_B=torch.tensor([chunk for _, chunk in chunks], device=self._device),
+            context_B=torch.tensor([seq.kv_len for seq, _ in chunks], device=self._device),
+            trees=trees,
+            num_rows=len(tokens) + (trees.num_drafts if trees is not None else 0),
+            tables=self._cache.tables([seq for seq, _ in chunks]),
+            last_position=self._target.context_len - 1,
         )
 
-    def _apply_rule(
-        self, sequences: Many[Sequence], logits_RV: Tensor, rows_B: Tensor, trees: TreeBatch
+    def _logit_rows(self, plan: StepPlan, num_decode_rows: int) -> Tensor | None:
+        """Rows that choose a token: all decoding ones, and the last of each finished prompt."""
+        if not plan.finishing and not plan.reading:
+            return None
+        rows = list(range(num_decode_rows))
+        row = num_decode_rows
+        for _, chunk in plan.finishing:
+            row += chunk
+            rows.append(row - 1)
+        # Models take no empty list of rows; a row that nobody asks for does no harm.
+        return torch.tensor(rows or [0], device=self._device)
+
+    def _choose(
+        self, walkers: list[Sequence], logits_RV: Tensor, rows_BN: Tensor, trees: TreeBatch
     ) -> Walk:
-        params = [seq.request.params for seq in sequences]
-        device = logits_RV.device
-        positions_B = torch.tensor([len(seq.output_ids) for seq in sequences], device=device)
-        counts = TokenCounts(logits_RV.shape[-1], device)
-        rules = make_rules(
-            [
-                RequestRules(
-                    s.request.params,
-                    s.request.prompt_token_ids,
-                    s.output_ids,
-                    s.request.eos_token_ids,
-                    counts,
-                )
-                for s in sequences
-            ]
+        sampling = self._sampling_of(walkers)
+        positions_B = torch.tensor([len(seq.output_ids) for seq in walkers], device=self._device)
+        return self._walk(logits_RV, rows_BN, trees, sampling.batch, positions_B, sampling.rules)
+
+    def _sampling_of(self, walkers: list[Sequence]) -> Sampling:
+        known = self._sampling
+        if known is not None and _are_same(known.sequences, walkers):
+            return known
+        params = [seq.request.params for seq in walkers]
+        self._sampling = Sampling(
+            sequences=tuple(walkers),
+            batch=make_sampling_batch(params, self._device),
+            rules=make_rules([seq.rules for seq in walkers]),
+            sampled_B=torch.tensor([not one.is_greedy for one in params], device=self._device),
         )
-        nodes_N = torch.arange(trees.max_size, device=device)
-        return self._walk(
-            logits_RV,
-            rows_B[:, None] + nodes_N,
-            trees,
-            make_sampling_batch(params, device),
-            positions_B,
-            rules,
+        return self._sampling
+
+    def forget_sampling(self) -> None:
+        """Rows of counts have changed hands: the next pass looks them up again."""
+        self._sampling = None
+
+    def _compact(self, packed: TreePass, walk: Walk, num_drafting: int) -> None:
+        """Put the accepted nodes' cache entries where their tokens belong, on the device alone."""
+        nodes_BL, lengths_B1 = walk.nodes_BL[:num_drafting], walk.lengths_B[:num_drafting, None]
+        levels_L = torch.arange(nodes_BL.shape[1], device=nodes_BL.device).expand_as(nodes_BL)
+        # Levels behind the accepted ones stay where they are.
+        from_BL = torch.where(levels_L < lengths_B1, nodes_BL, levels_L)
+        requests_BL = torch.arange(num_drafting, device=nodes_BL.device)[:, None].expand_as(
+            levels_L
+        )
+        roots_B1 = packed.context_B[:num_drafting, None]
+        self._cache.move(packed.tables, requests_BL, roots_B1 + from_BL, roots_B1 + levels_L)
+
+    def _observe(self, trees: TreeBatch, walk: Walk, num_drafting: int) -> None:
+        assert self._sampling is not None
+        drafted = Walk(
+            tokens_BL=walk.tokens_BL[:num_drafting],
+            nodes_BL=walk.nodes_BL[:num_drafting],
+            lengths_B=walk.lengths_B[:num_drafting],
+            failed_B=walk.failed_B[:num_drafting],
+            logprobs=None,
+        )
+        self._drafter.observe(trees, drafted, self._sampling.sampled_B[:num_drafting])
+
+    def _commit(
+        self, plan: StepPlan, walkers: list[Sequence], walk: Walk, offered_B: Tensor
+    ) -> Yield:
+        """The one place where the host waits for the device: it learns what was said."""
+        facts_3B = torch.stack([walk.lengths_B, offered_B, walk.failed_B.long()])
+        lengths, offered, failed = facts_3B.tolist()
+        rows = walk.tokens_BL.tolist()
+        tokens = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        params = [seq.request.params for seq in walkers]
+        logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(walkers)
+        if walk.logprobs is not None:
+            logprobs = read_logprobs(walk.logprobs, tokens, params)
+        chunks = [1] * plan.num_decoding + [chunk for _, chunk in plan.finishing]
+        num_emitted = 0
+        for i, seq in enumerate(walkers):
+            if failed[i]:
+                seq.error = _not_a_number(seq)
+                continue
+            count = seq.commit(tokens[i], logprobs[i])
+            # A chunk leaves its own entries; so do accepted drafts, the last token never does.
+            seq.kv_len += chunks[i] + count - 1
+            if i < plan.num_decoding:
+                num_emitted += count
+            if i < len(plan.drafting):
+                seq.record_drafts(offered[i], lengths[i] - 1)
+        offered, lengths = offered[: len(plan.drafting)], lengths[: len(plan.drafting)]
+        depths = range(1, max(offered, default=0) + 1)
+        return Yield(
+            num_emitted,
+            reached_at_depth=tuple(sum(one >= depth for one in offered) for depth in depths),
+            accepted_at_depth=tuple(sum(one > depth for one in lengths) for depth in depths),
         )
 
-    def _compact(self, moves: list[tuple[Sequence, int, Tensor]]) -> None:
-        """Put the accepted nodes' cache entries where their tokens belong."""
-        sources = [seq.table.slots[root + nodes_L] for seq, root, nodes_L in moves]
-        targets = [seq.table.slice(root, root + nodes_L.shape[0]) for seq, root, nodes_L in moves]
-        from_slots, to_slots = torch.cat(sources), torch.cat(targets)
-        if not torch.equal(from_slots, to_slots):
-            self._pool.move(from_slots, to_slots)
+
+def _are_same(known: tuple[Sequence, ...], walkers: Many[Sequence]) -> bool:
+    return len(known) == len(walkers) and all(a is b for a, b in zip(known, walkers, strict=True))
 
 
-def _emitted(walk: Walk) -> list[list[int]]:
-    """Tokens of each request on the host."""
-    lengths = walk.lengths_B.tolist()
-    rows = walk.tokens_BL.tolist()
-    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+def _offered(trees: TreeBatch, walk: Walk) -> Tensor:
+    """Depth of the deepest draft each walk was offered: one more than accepted if more hung there.
+
+    int64 [B].
+    """
+    last_B1 = walk.nodes_BL.gather(1, walk.lengths_B[:, None] - 1)
+    is_child_BN = (trees.parents_BN == last_B1) & is_real(trees)
+    is_child_BN[:, 0] = False
+    return walk.lengths_B - 1 + is_child_BN.any(dim=1)
 
 
-def _prompt_part(seq: Sequence) -> SequencePart:
-    device = seq.table.slots.device
-    prompt = seq.request.prompt_token_ids
-    positions = torch.arange(len(prompt), device=device)
-    return SequencePart(
-        token_ids_Q=torch.tensor(prompt, device=device),
-        positions_Q=positions,
-        key_slots_K=seq.table.slice(0, len(prompt)),
-        key_positions_K=positions,
+def _not_a_number(seq: Sequence) -> RequestError:
+    return RequestError(
+        f"the target's logits after token {seq.len} of this request are not numbers; its weights "
+        "or its precision are at fault. Load it in bfloat16 or float32, or check its files."
     )

@@ -14,8 +14,8 @@ from transformers import AttentionInterface
 
 from fledge.contracts.errors import MismatchError
 from fledge.ops.attention import AttentionSpec, attend_fast
-from fledge.ops.kv import KVPool
-from fledge.ops.packed import PackedPass
+from fledge.ops.kv import KVMemory
+from fledge.ops.paged import Pass
 
 ATTENTION_NAME = "fledge"
 
@@ -24,13 +24,13 @@ ATTENTION_NAME = "fledge"
 class AttentionCall:
     """What every attention layer of one forward pass needs to know."""
 
-    packed: PackedPass
-    pool: KVPool
+    packed: Pass
+    memory: KVMemory
 
 
 def attend_packed(
-    packed: PackedPass,
-    pool: KVPool,
+    packed: Pass,
+    memory: KVMemory,
     layer: int,
     query_THD: Tensor,
     keys_TGD: Tensor,
@@ -38,9 +38,10 @@ def attend_packed(
     spec: AttentionSpec,
 ) -> Tensor:
     """Store the pass's keys and values, then attend segment by segment; returns [T, H, D]."""
-    pool.write(layer, packed.write_slots_T, keys_TGD, values_TGD)
+    view, pool = packed.view(spec.window), memory.for_window(spec.window)
+    pool.write(layer, view.write_slots_T, keys_TGD, values_TGD)
     outputs = []
-    for segment in packed.segments:
+    for segment in view.segments:
         keys_KGD, values_KGD = pool.read(layer, segment.key_slots_K)
         outputs.append(attend_fast(query_THD[segment.rows], keys_KGD, values_KGD, segment, spec))
     return torch.cat(outputs)
@@ -68,7 +69,7 @@ def _attention(
     window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
     out_THD = attend_packed(
         fledge_call.packed,
-        fledge_call.pool,
+        fledge_call.memory,
         int(module.layer_idx),  # type: ignore[arg-type]
         query_1HTD[0].transpose(0, 1),
         key_1GTD[0].transpose(0, 1),

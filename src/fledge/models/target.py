@@ -20,8 +20,8 @@ from fledge.contracts.errors import CapacityError, ConfigError
 from fledge.models.attention import ATTENTION_NAME, AttentionCall
 from fledge.models.target_loading import load_model
 from fledge.models.tokenizer import TargetTokenizer
-from fledge.ops.kv import KVPool
-from fledge.ops.packed import PackedPass
+from fledge.ops.kv import KVMemory
+from fledge.ops.paged import Pass
 
 _NEUTRAL_GENERATION_SETTINGS = {
     "encoder_repetition_penalty": 1.0,
@@ -113,8 +113,8 @@ class Target:
     @torch.no_grad()
     def forward(
         self,
-        packed: PackedPass,
-        pool: KVPool,
+        packed: Pass,
+        memory: KVMemory,
         *,
         logit_rows_R: Tensor | None = None,
         taps: Sequence[int] = (),
@@ -127,7 +127,7 @@ class Target:
                     position_ids=packed.positions_T[None],
                     use_cache=False,
                     logits_to_keep=0 if logit_rows_R is None else logit_rows_R,
-                    fledge_call=AttentionCall(packed, pool),
+                    fledge_call=AttentionCall(packed, memory),
                 )
             except torch.OutOfMemoryError as error:
                 raise CapacityError(

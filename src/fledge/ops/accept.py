@@ -20,7 +20,7 @@ from torch import Tensor
 from fledge.ops.logit_rules import LogitRules
 from fledge.ops.logprobs import WalkLogprobs, walk_logprobs
 from fledge.ops.noise import gumbel, uniform
-from fledge.ops.sampling import SamplingBatch, process_logits, sample
+from fledge.ops.sampling import SamplingBatch, processed_portions, sample
 from fledge.ops.tree import TreeBatch, is_real, match_child
 
 _COIN_STREAM = 1
@@ -67,7 +67,7 @@ class _Walkers:
         logits_BV = self._logits_RV[self._rows_BN.gather(1, self.node_B[:, None])[:, 0]]
         is_bad_B = _has_no_best(logits_BV)
         if self._rules is not None:
-            logits_BV = self._rules.apply(logits_BV, position_B)
+            logits_BV = self._rules.apply(logits_BV, position_B, self.is_walking_B)
             is_bad_B |= _has_no_best(logits_BV)
         self._failed_B |= is_bad_B & self.is_walking_B
         return logits_BV
@@ -133,7 +133,7 @@ def walk_gumbel(
     walkers = _Walkers(logits_RV, rows_BN, tree, rules)
     for level in _levels(walkers, tree, max_depth):
         logits_BV = walkers.logits(position_B + level)
-        token_B = sample(logits_BV, batch, position_B + level)
+        token_B = sample(logits_BV, batch, position_B + level, walkers.is_walking_B)
         walkers.step(token_B, match_child(tree, real_BN, walkers.node_B, token_B))
     return walkers.finish(batch)
 
@@ -178,7 +178,9 @@ def _try_children(
     position_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """One level: the token emitted, and the child that was accepted (0 for none)."""
-    probs_BV = process_logits(logits_BV, batch).softmax(dim=-1)
+    probs_BV = torch.zeros_like(logits_BV, dtype=torch.float64)
+    for rows, scores_SV in processed_portions(logits_BV, batch):
+        probs_BV[rows.rows_S] = scores_SV.softmax(dim=-1)
     is_child_BN = (tree.parents_BN == node_B[:, None]) & real_BN
     is_child_BN[:, 0] = False
     coins_BN = uniform(batch.seed_B, position_B, tree.max_size, _COIN_STREAM)

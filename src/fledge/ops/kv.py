@@ -4,15 +4,17 @@ Layers are allocated when they are first written, from the shapes they bring, so
 sizes may differ between layers and from each other (multi-head latent attention).
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 
 class KVPool:
-    """Keys and values of all layers of one network, by slot."""
+    """Keys and values of the layers of one network that share slots."""
 
     def __init__(self, num_slots: int = 0) -> None:
         self.num_slots = num_slots
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[Tensor, ...]] = {}
 
     @property
     def layer_ids(self) -> set[int]:
@@ -21,40 +23,60 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for pair in self._layers.values() for t in pair)
+        return sum(t.numel() * t.element_size() for rows in self._layers.values() for t in rows)
 
-    def grow(self, num_slots: int) -> None:
-        """Make room for more slots; what is stored stays where it is."""
-        if num_slots <= self.num_slots:
-            return
-        for layer, (keys, values) in self._layers.items():
-            self._layers[layer] = (_grown(keys, num_slots), _grown(values, num_slots))
-        self.num_slots = num_slots
+    def for_window(self, window: int | None) -> "KVPool":
+        """The memory of layers with this window: here all layers share one."""
+        del window
+        return self
 
-    def write(self, layer: int, slots_T: Tensor, keys_THD: Tensor, values_THD: Tensor) -> None:
-        """Store the keys and values of new tokens."""
+    def write(self, layer: int, slots_T: Tensor, *rows: Tensor) -> None:
+        """Store what new tokens bring to a layer: keys and values, or anything else by row."""
         if layer not in self._layers:
-            self._layers[layer] = (
-                keys_THD.new_zeros(self.num_slots, *keys_THD.shape[1:]),
-                values_THD.new_zeros(self.num_slots, *values_THD.shape[1:]),
+            # Not filled: a slot is read only after it was written, and untouched pages cost nothing
+            self._layers[layer] = tuple(
+                one.new_empty(self.num_slots, *one.shape[1:]) for one in rows
             )
-        pool_keys, pool_values = self._layers[layer]
-        pool_keys[slots_T] = keys_THD
-        pool_values[slots_T] = values_THD
+        for pool, fresh in zip(self._layers[layer], rows, strict=True):
+            pool[slots_T] = fresh
 
-    def read(self, layer: int, slots_K: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the given slots, in their order."""
-        pool_keys, pool_values = self._layers[layer]
-        return pool_keys[slots_K], pool_values[slots_K]
+    def read(self, layer: int, slots_K: Tensor) -> tuple[Tensor, ...]:
+        """Rows of the given slots, in their order."""
+        return tuple(pool[slots_K] for pool in self._layers[layer])
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Copy rows in every layer; reads all before it writes, so the two may overlap."""
-        for pool_keys, pool_values in self._layers.values():
-            pool_keys[to_slots] = pool_keys[from_slots]
-            pool_values[to_slots] = pool_values[from_slots]
+        for rows in self._layers.values():
+            for pool in rows:
+                pool[to_slots] = pool[from_slots]
 
 
-def _grown(rows: Tensor, num_rows: int) -> Tensor:
-    grown = rows.new_zeros(num_rows, *rows.shape[1:])
-    grown[: rows.shape[0]] = rows
-    return grown
+class KVGroups:
+    """Memory of a network whose layers differ in their window: each window has its own slots."""
+
+    def __init__(self, num_slots: Mapping[int | None, int]) -> None:
+        self.pools = {window: KVPool(count) for window, count in num_slots.items()}
+
+    def for_window(self, window: int | None) -> KVPool:
+        return self.pools[window]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(pool.num_bytes for pool in self.pools.values())
+
+
+class KVProbe:
+    """Learns from a pass over one token which windows a network has and what a slot costs."""
+
+    def __init__(self) -> None:
+        self.pools: dict[int | None, KVPool] = {}
+
+    def for_window(self, window: int | None) -> KVPool:
+        return self.pools.setdefault(window, KVPool(1))
+
+    @property
+    def bytes_per_slot(self) -> dict[int | None, int]:
+        return {window: pool.num_bytes for window, pool in self.pools.items()}
+
+
+KVMemory = KVPool | KVGroups | KVProbe

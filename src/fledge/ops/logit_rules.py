@@ -13,7 +13,8 @@ for each request that asks. A walk records every token it emits there, so a node
 judged with its ancestors counted, and the next cycle goes on from the same row: the host neither
 counts nor waits. That holds because all that a walk emits is committed, unless the request ends.
 
-Legend: B requests of a batch, P of them with penalties, S rows of counts, V vocabulary, E entries.
+Legend: B requests of a batch, P of them with penalties, I of these in a portion, S rows of
+counts, V vocabulary, E entries.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.sampling import SamplingParams
+from fledge.ops.portions import portions
 
 _MIN_ROWS = 4
 
@@ -134,25 +136,31 @@ class _Penalties:
 
         params = [rules.params for rules in chosen.values()]
         self._counts = counts
-        self.row_P = torch.tensor(list(chosen), device=device)
+        self._row_P = torch.tensor(list(chosen), device=device)
         self._place_P = torch.tensor([rules.row() for rules in chosen.values()], device=device)
         self._repetition_P1 = column([one.repetition_penalty or 1.0 for one in params])
         self._presence_P1 = column([one.presence_penalty for one in params])
         self._frequency_P1 = column([one.frequency_penalty for one in params])
 
-    def apply(self, logits_PV: Tensor) -> Tensor:
-        num_said_PV = self._counts.num_said_SV[self._place_P]
-        is_said_PV = num_said_PV > 0
-        is_seen_PV = self._counts.is_read_SV[self._place_P] | is_said_PV
-        shrunk_PV = torch.where(
-            logits_PV < 0, logits_PV * self._repetition_P1, logits_PV / self._repetition_P1
-        )
-        logits_PV = torch.where(is_seen_PV, shrunk_PV, logits_PV)
-        return logits_PV - self._presence_P1 * is_said_PV - self._frequency_P1 * num_said_PV
+    def apply_to(self, logits_BV: Tensor, wanted_B: Tensor | None) -> None:
+        """In place; rows that are not wanted may stay as they are."""
+        for index_I in portions(self._row_P, logits_BV.shape[-1], wanted_B):
+            row_I = self._row_P[index_I]
+            logits_BV.index_copy_(0, row_I, self._penalised(logits_BV[row_I], index_I))
+
+    def _penalised(self, logits_IV: Tensor, index_I: Tensor) -> Tensor:
+        place_I, repetition_I1 = self._place_P[index_I], self._repetition_P1[index_I]
+        num_said_IV = self._counts.num_said_SV[place_I]
+        is_said_IV = num_said_IV > 0
+        is_seen_IV = self._counts.is_read_SV[place_I] | is_said_IV
+        shrunk_IV = torch.where(logits_IV < 0, logits_IV * repetition_I1, logits_IV / repetition_I1)
+        logits_IV = torch.where(is_seen_IV, shrunk_IV, logits_IV)
+        presence_IV = self._presence_P1[index_I] * is_said_IV
+        return logits_IV - presence_IV - self._frequency_P1[index_I] * num_said_IV
 
     def record(self, token_B: Tensor, counts_B: Tensor) -> None:
-        place_P = (self._place_P, token_B[self.row_P])
-        self._counts.num_said_SV.index_put_(place_P, counts_B[self.row_P].int(), accumulate=True)
+        place_P = (self._place_P, token_B[self._row_P])
+        self._counts.num_said_SV.index_put_(place_P, counts_B[self._row_P].int(), accumulate=True)
 
 
 class LogitRules:
@@ -172,14 +180,18 @@ class LogitRules:
         self._ends = _Entries(ends, device) if ends else None
         self._penalties = _Penalties(penalised, counts) if penalised else None
 
-    def apply(self, logits_BV: Tensor, position_B: Tensor) -> Tensor:
-        """The logits under the rules, float64; `position` is the number of tokens said so far."""
+    def apply(
+        self, logits_BV: Tensor, position_B: Tensor, wanted_B: Tensor | None = None
+    ) -> Tensor:
+        """The logits under the rules, float64; `position` is the number of tokens said so far.
+
+        Rows that are not wanted may be left as they are.
+        """
         logits_BV = logits_BV.to(torch.float64, copy=True)
         if self._bias is not None:
             logits_BV.index_put_(self._bias.place_E, self._bias.value_E, accumulate=True)
         if self._penalties is not None:
-            row_P = self._penalties.row_P
-            logits_BV.index_copy_(0, row_P, self._penalties.apply(logits_BV[row_P]))
+            self._penalties.apply_to(logits_BV, wanted_B)
         if self._ends is not None:
             is_early_E = position_B[self._ends.place_E[0]] < self._ends.value_E
             ends_E = logits_BV[self._ends.place_E].masked_fill(is_early_E, float("-inf"))

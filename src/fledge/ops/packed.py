@@ -71,8 +71,18 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class PassView:
+    """A pass as layers with one kind of attention see it."""
+
+    write_slots_T: Tensor
+    """Where each new token's key and value go."""
+
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PackedPass:
-    """The flat tensors of one pass."""
+    """The flat tensors of one pass; all layers share one set of slots."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -84,6 +94,10 @@ class PackedPass:
     @property
     def num_tokens(self) -> int:
         return self.token_ids_T.shape[0]
+
+    def view(self, window: int | None) -> PassView:
+        del window
+        return PassView(self.write_slots_T, self.segments)
 
 
 @dataclass(frozen=True, slots=True)

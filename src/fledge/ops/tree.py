@@ -35,6 +35,9 @@ class TreeBatch:
     logprobs_BN: Tensor
     """What the drafter gave each node given its parent, before calibration; 0 for the root."""
 
+    num_drafts: int
+    """Real nodes of all trees, roots not counted: what the host may know beforehand."""
+
     @property
     def num_requests(self) -> int:
         return self.tokens_BN.shape[0]
@@ -51,6 +54,7 @@ def root_only(root_tokens_B: Tensor) -> TreeBatch:
         parents_BN=torch.zeros_like(root_tokens_B)[:, None],
         sizes_B=torch.ones_like(root_tokens_B),
         logprobs_BN=torch.zeros_like(root_tokens_B, dtype=torch.float32)[:, None],
+        num_drafts=0,
     )
 
 
@@ -133,6 +137,25 @@ def select_trees(
         parents_BN=with_root(no_B1, new_parents_BN.where(has_parent_BN, no_B1)),
         sizes_B=is_real_BN.sum(dim=1) + 1,
         logprobs_BN=with_root(no_B1.to(logprobs_BN.dtype), logprobs_BN),
+        num_drafts=min(num_nodes, num_requests * max_nodes),
+    )
+
+
+def with_roots(trees: TreeBatch, root_tokens_B: Tensor) -> TreeBatch:
+    """The trees, and behind them further requests that have only a root."""
+    more, (num_drafted, width) = root_tokens_B.shape[0] - trees.num_requests, trees.tokens_BN.shape
+
+    def padded(rows_BN: Tensor) -> Tensor:
+        return torch.cat([rows_BN, rows_BN.new_zeros(more, width)])
+
+    tokens_BN = padded(trees.tokens_BN)
+    tokens_BN[num_drafted:, 0] = root_tokens_B[num_drafted:]
+    return TreeBatch(
+        tokens_BN=tokens_BN,
+        parents_BN=padded(trees.parents_BN),
+        sizes_B=torch.cat([trees.sizes_B, trees.sizes_B.new_ones(more)]),
+        logprobs_BN=padded(trees.logprobs_BN),
+        num_drafts=trees.num_drafts,
     )
 
 

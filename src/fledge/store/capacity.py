@@ -53,7 +53,7 @@ def require_disk(path: Path, needed: int, what: str, *, place: Place = "cache") 
 
 def require_memory(needed: int, what: str) -> None:
     """Refuse to start when the machine has less memory available than needed."""
-    available = _available_memory()
+    available = available_memory()
     if available is not None and available < needed:
         raise CapacityError(
             f"not enough memory for {what}: about {format_bytes(needed)} needed, "
@@ -99,7 +99,7 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _available_memory() -> int | None:
+def available_memory() -> int | None:
     """What the kernel says a new program may use; None where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

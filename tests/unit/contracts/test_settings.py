@@ -156,7 +156,7 @@ def test_tree_settings_have_bounds(name: str, high: int) -> None:
         assert str(caught.value) == f"tree {name} is {bad}; it must be between 1 and {high}."
 
 
-@pytest.mark.parametrize("name", ["max_requests", "max_prefill_tokens", "block_size"])
+@pytest.mark.parametrize("name", ["max_requests", "max_pass_tokens", "block_size"])
 def test_engine_settings_have_lower_bounds(name: str) -> None:
     EngineSettings(**{name: 1})
     with pytest.raises(ConfigError, match=rf"{name} is 0; it must be at least 1\."):

@@ -308,7 +308,7 @@ def test_a_failing_prefill_frees_everything() -> None:
 
 def test_requests_wait_for_their_turn() -> None:
     """One at a time, and no prefill pass larger than asked, yet every answer is there in order."""
-    settings = EngineSettings(max_requests=2, max_prefill_tokens=1)
+    settings = EngineSettings(max_requests=2, max_pass_tokens=1)
     engine = Engine(Reciter(), settings=settings)  # type: ignore[arg-type]
     params = [SamplingParams(max_tokens=1 + i) for i in range(6)]
     completions = engine.generate([PROMPT] * 6, params)

@@ -59,4 +59,5 @@ def batched(trees: list[PlainTree], padding_token: int = 0) -> TreeBatch:
         parents_BN=torch.tensor([padded(tree.parents, 0) for tree in trees]),
         sizes_B=torch.tensor([len(tree.tokens) for tree in trees]),
         logprobs_BN=torch.zeros(len(trees), width),
+        num_drafts=sum(len(tree.tokens) - 1 for tree in trees),
     )

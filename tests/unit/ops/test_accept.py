@@ -77,6 +77,12 @@ def answers(walk: Walk) -> list[tuple[list[int], list[int]]]:
     ]
 
 
+def processed(params: list[SamplingParams], logits_SV: Tensor) -> Tensor:
+    """Log-weights of rows that are sampled alike."""
+    (rows,) = make_sampling_batch(params, CPU).sampled
+    return process_logits(logits_SV, rows)
+
+
 def naive_gumbel(
     tree: PlainTree, params: SamplingParams, position: int, logits_NV: Tensor
 ) -> tuple[list[int], list[int]]:
@@ -85,7 +91,7 @@ def naive_gumbel(
     while True:
         scores = logits_NV[node].double()
         if not params.is_greedy:
-            scores = process_logits(logits_NV[node][None], make_sampling_batch([params], CPU))[0]
+            scores = processed([params], logits_NV[node][None])[0]
             where = torch.tensor([position + len(tokens)])
             scores = scores + gumbel(torch.tensor([params.seed]), where, VOCAB_SIZE)[0]
         token = int(scores.argmax())
@@ -144,8 +150,7 @@ def test_impossible_tokens_are_never_emitted(rule: object, case: tuple) -> None:
         del tree
         if one.is_greedy:
             continue
-        batch = make_sampling_batch([one] * len(nodes), CPU)
-        probs_LV = process_logits(logits_NV[nodes], batch).softmax(dim=-1)
+        probs_LV = processed([one] * len(nodes), logits_NV[nodes]).softmax(dim=-1)
         assert bool((probs_LV.gather(1, torch.tensor(tokens)[:, None]) > 0).all())
 
 

@@ -8,6 +8,7 @@ neighbour, a greedy request whose token depends on the sampled ones beside it, a
 narrower type than transformers is given.
 """
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,8 +22,9 @@ from transformers import (
 )
 
 from fledge.contracts.sampling import SamplingParams
+from fledge.ops import portions
 from fledge.ops.noise import gumbel
-from fledge.ops.sampling import make_sampling_batch, process_logits, sample
+from fledge.ops.sampling import make_sampling_batch, processed_portions, sample
 
 CPU = torch.device("cpu")
 
@@ -47,6 +49,14 @@ def rows_and_params(draw: st.DrawFn) -> tuple[Tensor, list[SamplingParams]]:
     return rows, params
 
 
+def process(rows_BV: Tensor, params: list[SamplingParams]) -> Tensor:
+    """Log-weights of all rows; none of them may be greedy."""
+    got_BV = torch.full_like(rows_BV, float("nan"), dtype=torch.float64)
+    for rows, scores_SV in processed_portions(rows_BV, make_sampling_batch(params, CPU)):
+        got_BV[rows.rows_S] = scores_SV
+    return got_BV
+
+
 def oracle(row_V: Tensor, params: SamplingParams) -> Tensor:
     """transformers' warpers in generate's order, in float64, for one row with its best at 0."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
@@ -66,7 +76,7 @@ def oracle(row_V: Tensor, params: SamplingParams) -> Tensor:
 @example((torch.zeros(1, 4), [SamplingParams(temperature=1.0, top_p=0.5)]))
 def test_processed_rows_equal_transformers(case: tuple[Tensor, list[SamplingParams]]) -> None:
     rows_BV, params = case
-    got_BV = process_logits(rows_BV, make_sampling_batch(params, CPU))
+    got_BV = process(rows_BV, params)
     assert got_BV.dtype == torch.float64
     for got_V, row_V, one in zip(got_BV, rows_BV, params, strict=True):
         expected_V = oracle(row_V, one)
@@ -80,7 +90,7 @@ def test_something_always_stays_and_the_best_token_is_part_of_it(
     case: tuple[Tensor, list[SamplingParams]],
 ) -> None:
     rows_BV, params = case
-    got_BV = process_logits(rows_BV, make_sampling_batch(params, CPU))
+    got_BV = process(rows_BV, params)
     kept_B1 = got_BV.argmax(dim=-1, keepdim=True)
     assert torch.equal(rows_BV.gather(1, kept_B1), rows_BV.amax(dim=-1, keepdim=True))
     assert bool((got_BV.amax(dim=-1) == 0).all())
@@ -102,9 +112,24 @@ def test_a_row_is_sampled_as_if_it_were_alone(
             assert got_B[i] == rows_BV[i].argmax()
         else:
             where = position_B[i : i + 1]
-            alone_1V = process_logits(rows_BV[i : i + 1], make_sampling_batch([one], CPU))
+            alone_1V = process(rows_BV[i : i + 1], [one])
             noise_1V = gumbel(torch.tensor([one.seed]), where, rows_BV.shape[1])
             assert got_B[i] == (alone_1V + noise_1V).argmax()
+
+
+@given(case=rows_and_params(), wanted=st.lists(st.booleans(), min_size=5, max_size=5))
+def test_portions_and_unwanted_rows_change_nothing(
+    case: tuple[Tensor, list[SamplingParams]], wanted: list[bool]
+) -> None:
+    rows_BV, params = case
+    batch, position_B = make_sampling_batch(params, CPU), torch.arange(len(params))
+    expected_B = sample(rows_BV, batch, position_B)
+    wanted_B = torch.tensor(wanted[: len(params)])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(portions, "_CPU_ELEMENTS", 2 * rows_BV.shape[1])
+        assert torch.equal(sample(rows_BV, batch, position_B), expected_B)
+        some_B = sample(rows_BV, batch, position_B, wanted_B)
+        assert torch.equal(some_B[wanted_B], expected_B[wanted_B])
 
 
 def test_an_all_greedy_batch_takes_the_first_of_equal_logits() -> None:
@@ -120,7 +145,7 @@ def test_an_all_greedy_batch_takes_the_first_of_equal_logits() -> None:
 def test_half_precision_logits_are_processed_in_double() -> None:
     """In float16 a temperature of 0.001 would overflow and the softmax would be no number."""
     rows_BV = torch.tensor([[30.0, 29.5, -30.0]], dtype=torch.float16)
-    got = process_logits(rows_BV, make_sampling_batch([SamplingParams(temperature=1e-3)], CPU))
+    got = process(rows_BV, [SamplingParams(temperature=1e-3)])
     assert got.dtype == torch.float64
     assert bool(got.isfinite().all())
 

@@ -1,0 +1,324 @@
+"""Paged cache memory of the target and the head: who holds which block, and what is kept.
+
+Every kind of attention (full, or a window) has its own pool of blocks and its own table of blocks
+per running request. The head's entries and the fused features it reads lie in the blocks of the
+kind it attends with, at the slots of their own tokens.
+
+A request's tokens are numbered from 0. Of a running request, numbers below `kv_len` have target
+entries; the numbers behind are room for the tokens and drafts of the next pass.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from fledge.engine.blocks import BlockPool
+from fledge.engine.prefix import PrefixNode, PrefixTree
+from fledge.engine.sequence import Sequence
+from fledge.ops.kv import KVGroups, KVPool
+from fledge.ops.paged import BlockTables
+
+NOT_THERE = -1
+
+
+class PagedCache:
+    """Blocks, tables and memory of one engine."""
+
+    def __init__(
+        self,
+        num_blocks: dict[int | None, int],
+        *,
+        block_size: int,
+        max_requests: int,
+        max_tokens: int,
+        device: torch.device,
+        head_window: int | None = None,
+        target_windows: Iterable[int | None] = (None,),
+        shares_prefixes: bool = True,
+    ) -> None:
+        """`max_tokens` is the longest a request may become, room for its drafts included."""
+        self.block_size = block_size
+        self._num_blocks_of = dict(num_blocks)
+        self._shares_prefixes = shares_prefixes
+        self._head_window = head_window
+        num_slots = {window: count * block_size for window, count in num_blocks.items()}
+        self.target_memory = KVGroups({window: num_slots[window] for window in target_windows})
+        self.head_memory = KVPool(num_slots.get(head_window, 0))
+        width = -(-max_tokens // block_size)
+        self._tables = {
+            window: torch.full((max_requests, width), NOT_THERE, device=device)
+            for window in num_blocks
+        }
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every request and all that was kept; the memory itself stays."""
+        self._pools = {
+            window: BlockPool(count, window) for window, count in self._num_blocks_of.items()
+        }
+        self._tree = PrefixTree(self.block_size, tuple(self._pools))
+        for table in self._tables.values():
+            table.fill_(NOT_THERE)
+        max_requests = next(iter(self._tables.values())).shape[0]
+        self._free_rows = list(reversed(range(max_requests)))
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens that fit when one request has everything; None when windows let go of the old."""
+        if None not in self._pools:
+            return None
+        return self._pools[None].num_blocks * self.block_size
+
+    @property
+    def max_chunk(self) -> int:
+        """Tokens one request may read in a pass: a window frees old blocks only afterwards."""
+        chunks = [
+            (pool.num_blocks - self._num_blocks(window + 1) - 1) * self.block_size
+            for window, pool in self._pools.items()
+            if window is not None
+        ]
+        return max(1, min(chunks, default=self._tables_width * self.block_size))
+
+    @property
+    def _tables_width(self) -> int:
+        return next(iter(self._tables.values())).shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.target_memory.num_bytes + self.head_memory.num_bytes
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def usage(self) -> float:
+        """Share of the fullest pool that requests hold."""
+        return max(pool.num_used / pool.num_blocks for pool in self._pools.values())
+
+    @property
+    def num_evicted(self) -> int:
+        return sum(pool.num_evicted for pool in self._pools.values())
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Tokens of finished requests that a new one could reuse, in the fullest pool."""
+        return max(pool.num_kept for pool in self._pools.values()) * self.block_size
+
+    def tables(self, sequences: Many[Sequence]) -> BlockTables:
+        rows_B = torch.tensor([seq.row for seq in sequences], device=self._device)
+        return BlockTables(self.block_size, self._tables)[rows_B]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._tables.values())).device
+
+    def has_room(self, seq: Sequence, num_tokens: int, spare_blocks: int = 0) -> bool:
+        """Whether a request could grow to this many tokens, with some blocks left for others."""
+        for window, pool in self._pools.items():
+            needed = self._num_blocks(num_tokens) - len(seq.blocks[window])
+            if window is not None:
+                # However long it becomes, a window lets go of old blocks on the way.
+                needed = min(needed, self._num_blocks(window) + 2)
+            if pool.num_available < needed + min(spare_blocks, pool.num_blocks // 8):
+                return False
+        return True
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def start(self, seq: Sequence) -> None:
+        """Give a request a row of the tables, and what is kept of its tokens."""
+        seq.row = self._free_rows.pop()
+        seq.blocks = {window: [] for window in self._pools}
+        if self._shares_prefixes:
+            self._reuse(seq)
+        seq.num_reused = seq.kv_len
+
+    def _reuse(self, seq: Sequence) -> None:
+        # The last token is always read: its logits choose the next one.
+        match = self._tree.match(seq.token_ids, len(seq.token_ids) - 1)
+        for node in match.nodes:
+            for window, pool in self._pools.items():
+                block = node.blocks.get(window, NOT_THERE)
+                # Behind a window there may be gaps, and what lies before a gap is never read.
+                if block != NOT_THERE:
+                    pool.share(block)
+                seq.blocks[window].append(block)
+        seq.nodes = list(match.nodes)
+        seq.kv_len = len(match.nodes) * self.block_size
+        seq.head_len = max(1, self._num_head_entries(match.nodes))
+        self._write_table(seq, 0)
+        if match.tail is not None:
+            self._copy_tail(seq, match.tail, match.tail_len)
+        self.free_behind_windows(seq)
+
+    def _num_head_entries(self, nodes: Iterable[PrefixNode]) -> int:
+        count = 0
+        for node in nodes:
+            if not node.has_head_entries:
+                break
+            count += self.block_size
+        return count
+
+    def _copy_tail(self, seq: Sequence, tail: PrefixNode, length: int) -> None:
+        """Copy on write: the request gets a block of its own with the tokens it shares."""
+        if any(pool.num_available < 2 for pool in self._pools.values()):
+            return  # taking a block could evict the one to be copied
+        place = len(seq.nodes)
+        had_all = seq.head_len >= seq.kv_len
+        slots_L = torch.arange(length, device=self._device)
+        for window, pool in self._pools.items():
+            source = tail.blocks[window]
+            pool.share(source)
+            (block,) = pool.take(1)
+            seq.blocks[window].append(block)
+            from_L = source * self.block_size + slots_L
+            to_L = block * self.block_size + slots_L
+            if window in self.target_memory.pools:
+                self.target_memory.pools[window].move(from_L, to_L)
+            if window == self._head_window:
+                self.head_memory.move(from_L, to_L)
+            pool.give_back(source)
+        self._write_table(seq, place)
+        seq.kv_len += length
+        if had_all and tail.has_head_entries:
+            seq.head_len = max(1, seq.kv_len)
+
+    def move(
+        self, tables: BlockTables, requests: Tensor, from_numbers: Tensor, to_numbers: Tensor
+    ) -> None:
+        """Copy entries of some requests from token numbers to token numbers, in every layer."""
+        for window in self._pools:
+            from_slots = tables.slots(window, requests, from_numbers).flatten()
+            to_slots = tables.slots(window, requests, to_numbers).flatten()
+            if window in self.target_memory.pools:
+                self.target_memory.pools[window].move(from_slots, to_slots)
+            if window == self._head_window:
+                self.head_memory.move(from_slots, to_slots)
+
+    def reserve(self, seq: Sequence, num_tokens: int) -> bool:
+        """Have room for numbers below `num_tokens`; takes nothing where there is not enough."""
+        needed = self._num_blocks(num_tokens)
+        missing = {window: needed - len(blocks) for window, blocks in seq.blocks.items()}
+        if any(self._pools[window].num_available < count for window, count in missing.items()):
+            return False
+        first = min(len(blocks) for blocks in seq.blocks.values())
+        for window, count in missing.items():
+            if count > 0:
+                seq.blocks[window].extend(self._pools[window].take(count))
+        if first < needed:
+            self._write_table(seq, first)
+        return True
+
+    def _write_table(self, seq: Sequence, first: int) -> None:
+        for window, blocks in seq.blocks.items():
+            row = torch.tensor(blocks[first:], dtype=torch.long, device=self._device)
+            self._tables[window][seq.row, first : len(blocks)] = row
+
+    def free_behind_windows(self, seq: Sequence) -> None:
+        """Let go of blocks in which every position is older than any window still sees."""
+        for window, blocks in seq.blocks.items():
+            if window is None:
+                continue
+            # One position more than attention sees: a head reads the feature before its first key.
+            num_stale = max(0, seq.kv_len - window) // self.block_size
+            for place in range(seq.num_freed.get(window, 0), num_stale):
+                if blocks[place] != NOT_THERE:
+                    self._pools[window].give_back(blocks[place])
+                    blocks[place] = NOT_THERE
+                    self._tables[window][seq.row, place] = NOT_THERE
+            seq.num_freed[window] = max(num_stale, seq.num_freed.get(window, 0))
+
+    def publish(self, seq: Sequence) -> None:
+        """Make the whole blocks a request has filled known to later requests."""
+        if not self._shares_prefixes:
+            return
+        size = self.block_size
+        for place in range(len(seq.nodes), seq.kv_len // size):
+            token_ids = tuple(seq.token_ids[place * size : (place + 1) * size])
+            seq.nodes.append(self._publish_block(seq, place, token_ids))
+        self._note_head_entries(seq)
+
+    def _publish_block(self, seq: Sequence, place: int, token_ids: tuple[int, ...]) -> PrefixNode:
+        parent = seq.nodes[place - 1] if place else self._tree.root
+        if place and not parent.is_attached:
+            parent = self._restore(seq, place)
+        node = parent.child(token_ids) or parent.add_child(token_ids)
+        for window, pool in self._pools.items():
+            block = seq.blocks[window][place]
+            is_new = block != NOT_THERE and not pool.is_known(block)
+            if is_new and window not in node.blocks:
+                pool.remember(block, node)
+        return node
+
+    def _restore(self, seq: Sequence, place: int) -> PrefixNode:
+        """Find or make the places of a request's earlier blocks again; memory pressure ate them."""
+        node = self._tree.root
+        for i in range(place):
+            token_ids = seq.nodes[i].token_ids
+            node = node.child(token_ids) or node.add_child(token_ids)
+            seq.nodes[i] = node
+        return node
+
+    def _note_head_entries(self, seq: Sequence) -> None:
+        """Mark blocks of its own whose head entries are there."""
+        blocks = seq.blocks.get(self._head_window, [])
+        for place in range(seq.num_noted, min(len(seq.nodes), seq.head_len // self.block_size)):
+            node = seq.nodes[place]
+            is_whole = place * self.block_size >= seq.head_first or seq.head_first <= 1
+            if is_whole and node.blocks.get(self._head_window, NOT_THERE) == blocks[place]:
+                node.has_head_entries = True
+            seq.num_noted = place + 1
+
+    def release(self, seq: Sequence, *, keep: bool = True) -> None:
+        """Take everything back; `keep` leaves what was computed for later requests."""
+        if keep:
+            self.publish(seq)
+            self._publish_tail(seq)
+        else:
+            self._forget(seq)
+        for window, blocks in seq.blocks.items():
+            # The end first: it is evicted first, and a prefix without its beginning is useless.
+            for block in reversed(blocks):
+                if block != NOT_THERE:
+                    self._pools[window].give_back(block)
+            self._tables[window][seq.row] = NOT_THERE
+        self._free_rows.append(seq.row)
+        seq.leave_cache()
+
+    def _publish_tail(self, seq: Sequence) -> None:
+        size, place = self.block_size, len(seq.nodes)
+        token_ids = tuple(seq.token_ids[place * size : seq.kv_len])
+        if self._shares_prefixes and token_ids:
+            node = self._publish_block(seq, place, token_ids)
+            blocks = seq.blocks.get(self._head_window, [])
+            is_whole = place * size >= seq.head_first or seq.head_first <= 1
+            if seq.head_len >= seq.kv_len and is_whole and blocks:
+                own = node.blocks.get(self._head_window, NOT_THERE) == blocks[place]
+                node.has_head_entries = node.has_head_entries or own
+
+    def _forget(self, seq: Sequence) -> None:
+        """Nobody may reuse what a failed request has computed; what others read stays theirs."""
+        for window, pool in self._pools.items():
+            for block in seq.blocks[window]:
+                if block != NOT_THERE and pool.is_known(block) and pool.num_readers(block) == 1:
+                    pool.forget(block)
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """No block is lost, none is shared wrongly, and the tables say what the requests hold."""
+        running = list(sequences)
+        for window, pool in self._pools.items():
+            readers: Counter[int] = Counter()
+            for seq in running:
+                held = [block for block in seq.blocks[window] if block != NOT_THERE]
+                assert len(held) == len(set(held)), "a request holds a block twice"
+                readers.update(held)
+                row: Tensor = self._tables[window][seq.row]
+                assert row[: len(seq.blocks[window])].tolist() == seq.blocks[window]
+            pool.check_integrity(readers)
+        rows = [seq.row for seq in running] + self._free_rows
+        assert sorted(rows) == list(range(len(rows))), "a row of the tables is lost"

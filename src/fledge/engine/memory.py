@@ -1,0 +1,76 @@
+"""How many blocks of cache an engine gets: what its requests can use, what the device can give."""
+
+import torch
+
+from fledge.contracts.errors import CapacityError
+from fledge.contracts.settings import EngineSettings
+from fledge.models.target import Target
+from fledge.ops.kv import KVProbe
+from fledge.ops.packed import SequencePart, pack
+from fledge.store.capacity import available_memory, format_bytes
+
+_DEVICE_SHARE = 0.85
+"""Of the free memory of a GPU; the rest is for the activations of a pass."""
+
+_HOST_SHARE = 0.4
+
+
+def probe_bytes_per_slot(target: Target) -> dict[int | None, int]:
+    """What one token costs in the target's cache, by kind of attention: read off a real pass."""
+    probe = KVProbe()
+    zero = torch.zeros(1, dtype=torch.long, device=target.device)
+    target.forward(pack([SequencePart(zero, zero, zero, zero)]), probe)
+    return probe.bytes_per_slot
+
+
+def plan_blocks(
+    bytes_per_slot: dict[int | None, int],
+    *,
+    settings: EngineSettings,
+    max_tokens: int,
+    device: torch.device,
+) -> dict[int | None, int]:
+    """Blocks of each kind of attention; `max_tokens` is the longest a request may become."""
+    size = settings.block_size
+    most = settings.max_requests * -(-max_tokens // size)
+    if settings.cache_tokens:
+        return _blocks_for(-(-settings.cache_tokens // size), bytes_per_slot, settings)
+    budget = _free_bytes(device)
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        blocks = _blocks_for(middle, bytes_per_slot, settings)
+        needed = sum(count * size * bytes_per_slot[window] for window, count in blocks.items())
+        low, high = (middle, high) if needed <= budget else (low, middle - 1)
+    if low < 2:
+        raise CapacityError(
+            f"{device} has {format_bytes(budget)} for cache memory, and one block of {size} tokens "
+            f"takes {format_bytes(size * sum(bytes_per_slot.values()))}; free some memory, or use "
+            "a smaller target."
+        )
+    return _blocks_for(low, bytes_per_slot, settings)
+
+
+def _blocks_for(
+    num_blocks: int, bytes_per_slot: dict[int | None, int], settings: EngineSettings
+) -> dict[int | None, int]:
+    """Window layers get what all requests can hold at once, and a quarter more to be reused."""
+    size = settings.block_size
+    blocks = {}
+    for window in bytes_per_slot:
+        count = num_blocks
+        if window is not None:
+            scratch = settings.tree.num_scratch
+            held = settings.max_requests * (-(-(window + scratch) // size) + 2)
+            count = min(count, held + -(-settings.max_pass_tokens // size) + num_blocks // 4)
+        blocks[window] = count
+    return blocks
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _DEVICE_SHARE)
+    available = available_memory()
+    # Where the system does not say, a gigabyte is safe to ask for.
+    return int(available * _HOST_SHARE) if available is not None else 10**9

@@ -1,0 +1,188 @@
+"""What runs in the next pass: who decodes, who reads how many tokens, who has to wait.
+
+Requests that decode come first; what the pass may hold beyond them goes to reading, so that a long
+prompt is read in chunks beside the streams it would otherwise stall. When memory runs out the least
+important request (lowest priority, latest arrival) gives up its own and reads its tokens again
+later; what it had said stays said.
+"""
+
+from dataclasses import dataclass, field
+
+from fledge.contracts.settings import EngineSettings
+from fledge.engine.cache import PagedCache
+from fledge.engine.fair_queue import FairQueue
+from fledge.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The requests of one pass."""
+
+    drafting: list[Sequence] = field(default_factory=list)
+    """They decode, and have room for drafts."""
+
+    plain: list[Sequence] = field(default_factory=list)
+    """They decode without drafts."""
+
+    finishing: list[tuple[Sequence, int]] = field(default_factory=list)
+    """They read their last unread tokens, so many, and say the next one."""
+
+    reading: list[tuple[Sequence, int]] = field(default_factory=list)
+    """They read a chunk and have more to read."""
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self.drafting) + len(self.plain)
+
+    @property
+    def num_read_tokens(self) -> int:
+        return sum(chunk for _, chunk in [*self.finishing, *self.reading])
+
+    def holds(self, seq: Sequence) -> bool:
+        """Whether the request is part of this pass."""
+        read = (one for one, _ in [*self.finishing, *self.reading])
+        return any(seq is one for one in [*self.drafting, *self.plain, *read])
+
+    def __bool__(self) -> bool:
+        return bool(self.drafting or self.plain or self.finishing or self.reading)
+
+
+def importance(seq: Sequence) -> tuple[int, int]:
+    return seq.priority, -seq.arrival
+
+
+class Scheduler:
+    """Queue, running requests and the memory they share."""
+
+    def __init__(self, cache: PagedCache, settings: EngineSettings) -> None:
+        self._cache = cache
+        self._max_tokens = settings.max_pass_tokens
+        self._queue = FairQueue()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or len(self._queue))
+
+    def add(self, seq: Sequence) -> None:
+        self._queue.push(seq)
+
+    def cancel(self, seq: Sequence) -> None:
+        """Forget a request wherever it is; one that has ended is not here any more."""
+        if seq.row >= 0:
+            self.finish(seq)
+        elif seq.is_waiting:
+            seq.is_waiting = False
+            self._queue.remove(seq)
+
+    def finish(self, seq: Sequence, *, keep: bool = True) -> None:
+        """A running request has ended; `keep` leaves its cache entries for others."""
+        self.running.remove(seq)
+        self._cache.release(seq, keep=keep)
+
+    def charge(self, seq: Sequence, num_tokens: int) -> None:
+        self._queue.charge(seq.client, num_tokens)
+
+    def plan(self, *, num_scratch: int, num_drafts: int) -> StepPlan:
+        """Choose the next pass and reserve its memory.
+
+        `num_scratch` is what a request needs behind its newest token to be drafted for, 0 when
+        nothing is; `num_drafts` is how many drafts the pass is likely to hold.
+        """
+        plan = StepPlan()
+        self.running.sort(key=importance, reverse=True)
+        decoding = [seq for seq in self.running if seq.is_decoding]
+        decoding = [seq for seq in decoding if self._keep_room(seq)]
+        for seq in decoding:
+            has_scratch = num_scratch and self._cache.reserve(seq, seq.len + num_scratch)
+            (plan.drafting if has_scratch else plan.plain).append(seq)
+        left = max(1, self._max_tokens - len(decoding) - num_drafts)
+        left = self._continue_reading(plan, left)
+        self._admit(plan, left)
+        return plan
+
+    def _keep_room(self, seq: Sequence) -> bool:
+        """Room for a decoding request's newest token, taken from less important ones if need be."""
+        # One that was preempted for a more important request has no row any more.
+        while seq.row >= 0 and not self._cache.reserve(seq, seq.len):
+            self.preempt(min(self.running, key=importance))
+        return seq.row >= 0
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a request's memory; it waits at the front and reads its tokens again."""
+        self.running.remove(seq)
+        self._cache.release(seq)
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue.push(seq, front=True)
+        seq.is_waiting = True
+
+    def _continue_reading(self, plan: StepPlan, left: int) -> int:
+        for seq in [seq for seq in self.running if not seq.is_decoding]:
+            if left <= 0:
+                break
+            chunk = min(seq.num_unread, left, self._cache.max_chunk)
+            while not (fits := self._cache.reserve(seq, seq.kv_len + chunk)):
+                victim = min(self.running, key=importance)
+                if victim is seq or plan.holds(victim):
+                    break  # it waits for others to end; alone it always fits
+                self.preempt(victim)
+            if fits:
+                self._read(plan, seq, chunk)
+                left -= chunk
+        return left
+
+    def _read(self, plan: StepPlan, seq: Sequence, chunk: int) -> None:
+        is_last = chunk == seq.num_unread
+        (plan.finishing if is_last else plan.reading).append((seq, chunk))
+        self.charge(seq, chunk)
+
+    def _admit(self, plan: StepPlan, left: int) -> None:
+        """Start waiting requests while rows, memory and the pass have room for them."""
+        while left > 0 and (seq := self._queue.peek()) is not None:
+            if not self._has_row_for(seq, plan):
+                return
+            self._cache.start(seq)
+            chunk = min(seq.num_unread, left, self._cache.max_chunk)
+            is_alone = not self.running
+            fits = is_alone or self._cache.has_room(seq, seq.len + 1, len(self.running))
+            if (
+                not fits
+                or self._is_being_read(seq)
+                or not self._cache.reserve(seq, seq.kv_len + chunk)
+            ):
+                self._cache.release(seq)
+                return
+            self._queue.pop()
+            seq.is_waiting = False
+            seq.start()
+            self.running.append(seq)
+            self._read(plan, seq, chunk)
+            left -= chunk
+
+    def _has_row_for(self, seq: Sequence, plan: StepPlan) -> bool:
+        """A free row, or that of a request of lower priority that is not in this pass yet."""
+        if self._cache.num_free_rows:
+            return True
+        victim = min(self.running, key=importance)
+        if victim.priority >= seq.priority or plan.holds(victim):
+            return False
+        self.preempt(victim)
+        return True
+
+    def _is_being_read(self, seq: Sequence) -> bool:
+        """Another request is reading the same beginning: waiting a pass saves reading it twice."""
+        stop = seq.kv_len + self._cache.block_size
+        if seq.len <= stop:
+            return False
+        return any(
+            not one.is_decoding
+            and one.kv_len < stop <= one.len - 1
+            and one.token_ids[:stop] == seq.token_ids[:stop]
+            for one in self.running
+        )

@@ -1,0 +1,95 @@
+"""Times real passes of a target and a head on scratch memory, for the controller."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fledge.contracts.settings import EngineSettings
+from fledge.engine.pass_times import PassTimes
+from fledge.engine.pass_times_cache import load_or_measure, machine_key
+from fledge.models.attention import attend_packed
+from fledge.models.head import Eagle3Head
+from fledge.models.target import Target
+from fledge.ops.attention import AttentionSpec
+from fledge.ops.kv import KVPool
+from fledge.ops.packed import PackedPass, SequencePart, pack
+from fledge.store.cache import default_cache_dir
+
+_MOST_TOKENS = 512
+"""Passes are timed up to this size; beyond it times grow with the tokens."""
+
+
+def measure_pass_times(
+    target: Target, head: Eagle3Head, settings: EngineSettings, *, name: str
+) -> PassTimes:
+    """How long passes take on this machine; measured once and kept under `name`."""
+    timer = _PassTimer(target, head)
+    shape = f"{head.config}"
+    return load_or_measure(
+        f"{machine_key(target.device)} | {name} | {target.dtype} | {shape}",
+        default_cache_dir(),
+        max_tokens=min(_MOST_TOKENS, settings.max_pass_tokens),
+        measure_target=timer.target_s,
+        measure_head=timer.head_s,
+        measure_context=timer.context_s,
+    )
+
+
+class _PassTimer:
+    """Passes over made-up tokens; what they say does not matter."""
+
+    def __init__(self, target: Target, head: Eagle3Head) -> None:
+        self._target, self._head = target, head
+        self._taps = head.config.resolve_taps(target.num_layers)
+
+    def target_s(self, num_tokens: int) -> float:
+        """A pass of so many tokens, features and logits included."""
+        packed, memory = _chain(num_tokens, 0, self._target.device), KVPool(num_tokens)
+        return self._timed(lambda: self._target.forward(packed, memory, taps=self._taps))
+
+    def context_s(self, num_context: int) -> float:
+        """A pass of one token that sees so many."""
+        memory = KVPool(num_context + 1)
+        self._target.forward(_chain(num_context + 1, 0, self._target.device), memory)
+        packed = _chain(1, num_context, self._target.device)
+        return self._timed(lambda: self._target.forward(packed, memory, taps=self._taps))
+
+    @torch.no_grad()
+    def head_s(self, num_tokens: int) -> float:
+        """A head pass of so many tokens, logits and the choice of children included."""
+        head, packed, memory = (
+            self._head,
+            _chain(num_tokens, 0, self._target.device),
+            KVPool(num_tokens),
+        )
+        spec = AttentionSpec(scale=head.config.head_dim**-0.5, window=head.config.sliding_window)
+        hidden = self._target.embedding.weight.new_ones(num_tokens, head.config.hidden_size)
+
+        def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return attend_packed(packed, memory, 0, query, keys, values, spec)
+
+        def run() -> None:
+            embeds = head.embed(packed.token_ids_T, self._target.embedding.weight)
+            output = head(embeds, hidden, packed.positions_T, attend)
+            head.logits(output.normed_TD).float().log_softmax(dim=-1).topk(1, dim=-1)
+
+        return self._timed(run)
+
+    def _timed(self, run: Callable[[], object]) -> float:
+        self._wait()
+        started = time.perf_counter()
+        run()
+        self._wait()
+        return time.perf_counter() - started
+
+    def _wait(self) -> None:
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)
+
+
+def _chain(num_tokens: int, num_context: int, device: torch.device) -> PackedPass:
+    numbers = torch.arange(num_context + num_tokens, device=device)
+    new = numbers[num_context:]
+    return pack([SequencePart(new % 7, new, numbers, numbers)])

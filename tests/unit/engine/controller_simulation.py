@@ -1,0 +1,334 @@
+"""A machine, a head and a load made of numbers, for a controller to prove itself on.
+
+A tree bank holds draft trees with conditional probabilities drawn node by node and, for each node,
+which child (or none) the target chooses. Trees of smaller depth and width are cut out of them by the
+rules of drafting, so the yield of every plan on the same trees is known: exactly in expectation,
+and as drawn. A run lets a controller choose cycle by cycle and adds up time and tokens; tokens are
+counted in expectation, which takes the luck of the draw out of the comparison, while the controller
+is told only what was drawn, two cycles late, with noisy times.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.draft_gains import expected_gains, width_presets
+from fledge.engine.draft_plan import Controller, CycleReport, DraftPlan, Load
+from fledge.engine.pass_times import PassCurve, PassTimes, measured_sizes
+from fledge.engine.tree_levels import TreeLevels
+from fledge.ops.tree import Candidates
+
+Array = NDArray[np.float64]
+
+TREE = TreeSettings(depth=6, width=4, budget=40)
+MAX_PASS_TOKENS = 1024
+_REPORT_DELAY = 2
+_NUM_TREES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """True times in milliseconds by tokens in the pass."""
+
+    name: str
+    target: Callable[[Array], Array]
+    head: Callable[[Array], Array]
+    other_ms: float = 0.1
+
+    def pass_times(self, distortion: float = 0.0, seed: int = 0) -> PassTimes:
+        """What a measurement at the start would have said, wrong by a random factor per size."""
+        random = np.random.default_rng(seed)
+        sizes = measured_sizes(MAX_PASS_TOKENS)
+
+        def curve(true: Callable[[Array], Array]) -> PassCurve:
+            wrong = np.exp(distortion * random.standard_normal(len(sizes)))
+            return PassCurve(sizes, 1e-3 * true(np.array(sizes, dtype=float)) * wrong)
+
+        return PassTimes(curve(self.target), curve(self.head))
+
+
+def _table(sizes: list[int], milliseconds: list[float]) -> Callable[[Array], Array]:
+    slope = (milliseconds[-1] - milliseconds[-2]) / (sizes[-1] - sizes[-2])
+
+    def interpolate(tokens: Array) -> Array:
+        beyond = np.maximum(0.0, tokens - sizes[-1]) * slope
+        return np.interp(tokens, sizes, milliseconds) + beyond
+
+    return interpolate
+
+
+_H200_8B = _table(
+    [1, 8, 32, 64, 128, 192, 256, 384, 512],
+    [4.71, 4.91, 5.07, 5.21, 5.75, 6.94, 8.28, 11.65, 14.34],
+)
+_CPU_135M = _table([1, 2, 4, 8, 16, 32], [60.0, 95.0, 93.0, 100.0, 147.0, 198.0])
+MACHINES = (
+    Machine("memory-bound, cheap head", _H200_8B, lambda n: 0.1 + 0.06 * _H200_8B(n)),
+    Machine("memory-bound, dear head", _H200_8B, lambda n: 0.2 + 0.25 * _H200_8B(n)),
+    Machine("launch-bound", lambda n: 0.9 + 0.0005 * n, lambda n: 0.15 + 0.0002 * n, 0.2),
+    Machine("cpu with offset", _CPU_135M, lambda n: 2.0 + 0.08 * _CPU_135M(n)),
+    Machine("linear from the first token", lambda n: 5.0 + 4.0 * n, lambda n: 1.0 + 0.2 * n),
+    Machine("linear, dear head", lambda n: 5.0 + 4.0 * n, lambda n: 3.0 + 1.5 * n),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How good drafts are: the mean probability of a node's best child, per kind of request."""
+
+    name: str
+    kinds: tuple[float, ...]
+    spread: float = 4.0
+    """Small: nodes differ much; large: all nodes are alike."""
+
+
+ACCURACIES = (
+    Accuracy("poor", (0.2,)),
+    Accuracy("middling", (0.6,)),
+    Accuracy("good", (0.85,)),
+    Accuracy("sampled", (0.5,), spread=20.0),
+    Accuracy("mixed", (0.2, 0.6, 0.9)),
+)
+
+
+def draw_conditionals(
+    accuracy: Tensor, shape: tuple[int, ...], spread: float, random: np.random.Generator
+) -> Tensor:
+    """Probabilities of the children of nodes, best first; [R, ..., W] with R accuracies."""
+    mean = accuracy.numpy().reshape(-1, *[1] * (len(shape) - 2))
+    best = random.beta(spread * mean, spread * (1 - mean), size=shape[:-1]).clip(1e-3, 0.999)
+    shares = 0.45 * 0.5 ** np.arange(shape[-1] - 1)
+    rest = np.minimum((1 - best)[..., None] * shares, best[..., None])
+    return torch.from_numpy(np.concatenate([best[..., None], rest], axis=-1)).float()
+
+
+@dataclass(slots=True)
+class Forest:
+    """Trees grown to the full depth and width, and what the target says to them."""
+
+    candidates: Candidates
+    accepted_RC: Tensor
+    """Whether the walk comes by."""
+
+    member_PRC: Tensor
+    """Whether a tree of each width would have scored the candidate."""
+
+    level_C: Tensor
+
+
+def grow_forest(
+    accuracy_R: Tensor, spread: float, tree: TreeSettings, random: np.random.Generator
+) -> Forest:
+    """One tree per accuracy, with the drafter's belief equal to the truth."""
+    num_rows, width = len(accuracy_R), tree.width
+    levels = TreeLevels(width)
+    rank_W = torch.arange(width)
+    accepted: list[Tensor] = []
+    for level in range(tree.depth):
+        shape = (num_rows, width) if level == 0 else (num_rows, width, width)
+        probs = draw_conditionals(accuracy_R * 0.98**level, shape, spread, random)
+        drawn = torch.from_numpy(random.random(shape[:-1])).float()
+        is_chosen = (drawn[..., None] < probs.cumsum(-1)).int().argmax(-1, keepdim=True) == rank_W
+        is_chosen &= (drawn < probs.sum(-1))[..., None]
+        if level == 0:
+            levels.add_first(rank_W.expand(shape), probs.log(), probs.log())
+            accepted.append(is_chosen)
+            continue
+        levels.add(rank_W.expand(shape), probs.log(), probs.log())
+        parents = levels.candidates().parents_BC[:, -width * width :]
+        came_by = torch.cat(accepted, dim=1).gather(1, parents)
+        accepted.append(is_chosen.flatten(1) & came_by)
+    candidates = levels.candidates()
+    members = [_members(candidates, tree, preset) for preset in width_presets(width)]
+    level_C = torch.tensor([0] * width + [1 + i // width**2 for i in range((tree.depth - 1) * width**2)])
+    return Forest(candidates, torch.cat(accepted, dim=1), torch.stack(members), level_C)
+
+
+def _members(candidates: Candidates, tree: TreeSettings, preset: int) -> Tensor:
+    """Which candidates a narrower tree scores: best children of the best nodes of each level."""
+    width, num_rows = tree.width, candidates.scores_BC.shape[0]
+    is_member = [torch.arange(width).expand(num_rows, -1) < preset]
+    is_expanded = is_member[0]
+    first = width
+    for _ in range(1, tree.depth):
+        last = first + width * width
+        parents = candidates.parents_BC[:, first:last]
+        is_best_child = torch.arange(width).repeat(width) < preset
+        now = is_expanded.gather(1, parents) & is_best_child
+        scores = candidates.scores_BC[:, first:last].masked_fill(~now, -torch.inf)
+        best = scores.topk(preset, dim=1).indices
+        is_expanded = torch.cat(
+            [torch.zeros(num_rows, first, dtype=torch.bool), torch.zeros_like(now).scatter(1, best, True)],
+            dim=1,
+        ) & torch.cat([torch.ones(num_rows, first, dtype=torch.bool), now], dim=1)
+        is_member.append(now)
+        first = last
+    return torch.cat(is_member, dim=1)
+
+
+class TreeBank:
+    """Batches of trees for one load, with the yield of every plan on each of them."""
+
+    def __init__(
+        self, accuracy: Accuracy, num_requests: int, tree: TreeSettings = TREE, seed: int = 0
+    ) -> None:
+        random = np.random.default_rng(seed)
+        self.num_requests = num_requests
+        self.num_batches = max(4, _NUM_TREES // num_requests)
+        self.tree = tree
+        kinds = torch.tensor(accuracy.kinds).repeat(num_requests // len(accuracy.kinds) + 1)
+        accuracy_R = kinds[:num_requests].repeat(self.num_batches)
+        forest = grow_forest(accuracy_R, accuracy.spread, tree, random)
+        self.max_nodes = min(tree.budget * num_requests, MAX_PASS_TOKENS - num_requests)
+        self.widths = width_presets(tree.width)
+        self._expected: dict[tuple[int, int], Tensor] = {}
+        self._accepted: dict[tuple[int, int], Tensor] = {}
+        for depth in range(1, tree.depth + 1):
+            for preset, width in enumerate(self.widths):
+                self._tabulate(forest, depth, preset, width)
+        self.gains = [self._gains(forest.candidates, batch) for batch in range(self.num_batches)]
+
+    def expected(self, plan: DraftPlan, batch: int) -> float:
+        """Expected accepted drafts of a batch under a plan."""
+        return self._at(self._expected, plan, batch)
+
+    def accepted(self, plan: DraftPlan, batch: int) -> int:
+        """Accepted drafts as drawn."""
+        return round(self._at(self._accepted, plan, batch))
+
+    def mean_expected(self, depth: int, width: int) -> Array:
+        """Expected accepted drafts against the number of nodes, over all batches."""
+        return self._expected[depth, width].mean(dim=0).double().numpy()
+
+    def _at(self, table: dict[tuple[int, int], Tensor], plan: DraftPlan, batch: int) -> float:
+        if plan.is_plain:
+            return 0.0
+        rows = table[plan.depth, plan.width]
+        return float(rows[batch, min(plan.nodes, rows.shape[1] - 1)])
+
+    def _tabulate(self, forest: Forest, depth: int, preset: int, width: int) -> None:
+        is_in = forest.member_PRC[preset] & (forest.level_C < depth)
+        scores = forest.candidates.scores_BC.masked_fill(~is_in, -torch.inf)
+        scores = scores.view(self.num_batches, -1)
+        best = scores.topk(min(self.max_nodes, scores.shape[1]), dim=1)
+        taken = forest.accepted_RC.reshape(self.num_batches, -1).gather(1, best.indices)
+        taken = taken & best.values.isfinite()
+        zero = torch.zeros(self.num_batches, 1)
+        self._expected[depth, width] = torch.cat([zero, best.values.exp().cumsum(1)], dim=1)
+        self._accepted[depth, width] = torch.cat([zero, taken.float().cumsum(1)], dim=1)
+
+    def _gains(self, candidates: Candidates, batch: int) -> Tensor:
+        rows = slice(batch * self.num_requests, (batch + 1) * self.num_requests)
+        part = Candidates(
+            tokens_BC=candidates.tokens_BC[rows],
+            scores_BC=candidates.scores_BC[rows],
+            logprobs_BC=candidates.logprobs_BC[rows],
+            parents_BC=candidates.parents_BC[rows],
+        )
+        return expected_gains(part, depth=self.tree.depth, width=self.tree.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best fixed setting and its rate in tokens per second."""
+
+    plan: DraftPlan
+    rate: float
+    plain_rate: float
+
+
+def plan_ms(machine: Machine, plan: DraftPlan, num_requests: int, num_extended: float) -> tuple[float, float]:
+    """True milliseconds of the verify pass and of drafting."""
+    target = float(machine.target(np.array(float(num_requests + plan.nodes))))
+    if plan.is_plain:
+        return target, 0.0
+    steps = (plan.depth - 1) * machine.head(np.array(float(num_requests * plan.width)))
+    return target, float(machine.head(np.array(float(num_extended))) + steps)
+
+
+def best_fixed(machine: Machine, bank: TreeBank) -> Best:
+    """Search all depths and widths, and numbers of nodes in steps of a tenth."""
+    count = bank.num_requests
+    plain_ms = float(machine.target(np.array(float(count)))) + machine.other_ms
+    plain_rate = 1e3 * count / plain_ms
+    best = Best(DraftPlan(0, 0, 0), plain_rate, plain_rate)
+    for depth in range(1, bank.tree.depth + 1):
+        for width in bank.widths:
+            gains = bank.mean_expected(depth, width)
+            steps = np.unique(np.geomspace(1, bank.max_nodes, 80).round().astype(int))
+            nodes = steps[steps < len(gains)]
+            drafting = (depth - 1) * machine.head(np.array(float(count * width)))
+            drafting = drafting + machine.head(count + gains[nodes])
+            total_ms = machine.target(count + nodes.astype(float)) + drafting + machine.other_ms
+            rates = 1e3 * (count + gains[nodes]) / total_ms
+            place = int(rates.argmax())
+            if rates[place] > best.rate:
+                plan = DraftPlan(depth, width, int(nodes[place]))
+                best = Best(plan, float(rates[place]), plain_rate)
+    return best
+
+
+@dataclass(slots=True)
+class Run:
+    """A controller at work."""
+
+    machine: Machine
+    controller: Controller
+    noise: float = 0.03
+    seed: int = 0
+    tokens: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    plans: list[DraftPlan] = field(default_factory=list)
+    _late: deque[CycleReport] = field(default_factory=deque)
+    _unread: float = 0.0
+
+    def cycles(self, bank: TreeBank, num_cycles: int) -> None:
+        """Decode with the trees of a bank, batches in random order."""
+        random = np.random.default_rng(self.seed + len(self.tokens))
+        rounds = -(-num_cycles // bank.num_batches)
+        order = np.concatenate([random.permutation(bank.num_batches) for _ in range(rounds)])
+        for batch in order[:num_cycles]:
+            self._cycle(bank, int(batch), random)
+
+    def rate(self, start: int = 0, stop: int | None = None) -> float:
+        """Tokens per second between two cycles."""
+        return sum(self.tokens[start:stop]) / sum(self.seconds[start:stop])
+
+    def _cycle(self, bank: TreeBank, batch: int, random: np.random.Generator) -> None:
+        count = bank.num_requests
+        load = Load(num_requests=count)
+        plan = self.controller.choose(load)
+        expected, accepted = bank.expected(plan, batch), bank.accepted(plan, batch)
+        extended = max(float(count), self._unread)
+        target_ms, draft_ms = plan_ms(self.machine, plan, count, extended)
+        self._unread = count + accepted + (self._unread if plan.is_plain else 0.0)
+        self.tokens.append(count + expected)
+        self.seconds.append(1e-3 * (target_ms + draft_ms + self.machine.other_ms))
+        self.plans.append(plan)
+        gains = bank.gains[batch][: plan.depth, : len(width_presets(max(1, plan.width)))]
+        stutter = 5.0 if random.random() < 0.01 else 1.0
+        factor = 1e-3 * stutter * np.exp(self.noise * random.standard_normal(2))
+        self._late.append(
+            CycleReport(
+                plan=plan,
+                load=load,
+                target_s=target_ms * factor[0],
+                draft_s=draft_ms * factor[1],
+                other_s=1e-3 * self.machine.other_ms,
+                emitted=count + accepted,
+                reached_D=(count,) * min(1, plan.depth),
+                accepted_D=(accepted,) * min(1, plan.depth),
+                num_extended=0 if plan.is_plain else round(extended),
+                gains=gains if plan.is_measured else None,
+            )
+        )
+        if len(self._late) > _REPORT_DELAY:
+            self.controller.observe(self._late.popleft())
+
+
