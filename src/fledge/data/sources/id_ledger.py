@@ -6,6 +6,7 @@ three in ten thousand, so the count may be read as exact.
 """
 
 import tempfile
+import weakref
 from array import array
 from typing import IO
 
@@ -47,6 +48,7 @@ class IdLedger:
     def _spill(self) -> None:
         if self._spilled is None:
             self._spilled = tempfile.TemporaryFile()  # noqa: SIM115
+            weakref.finalize(self, self._spilled.close)
         self._spilled.write(np.sort(np.array(self._buffer, dtype=np.uint64)).tobytes())
         self._run_lens.append(len(self._buffer))
         self._buffer = array("Q")

@@ -9,7 +9,7 @@ import codecs
 import re
 from collections.abc import Iterator
 
-from fledge.data.sources.line_rows import DECODER, RawRow, parse_json, too_long
+from fledge.data.sources.line_rows import DECODER, NULL_BYTE, RawRow, parse_json, too_long
 from fledge.data.sources.problems import RowProblem, StreamProblem
 
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
@@ -25,8 +25,8 @@ def read_values(chunks: Iterator[bytes], *, max_row_bytes: int) -> Iterator[RawR
     try:
         in_array = text.take("[")
         while not text.is_at_end() and not (in_array and text.take("]")):
+            row = text.read_row(number + 1, max_row_bytes)
             number += 1
-            row = text.read_row(number, max_row_bytes)
             yield row
             if not in_array or text.take(",") or text.look() == "]":
                 continue
@@ -99,10 +99,8 @@ class _Window:
         row, self._at = self._text[:end_or_none], end_or_none
         try:
             return RawRow(number, parse_json(row), None, len(row))
-        except RowProblem:
-            if "\0" in row:
-                problem = RowProblem("null byte", "it contains a null byte")
-            return RawRow(number, None, problem)
+        except RowProblem as problem:
+            return RawRow(number, None, NULL_BYTE if "\0" in row else problem)
 
     def _find_end(self, max_row_bytes: int) -> int | None:
         """Where the value at the window's start ends; None, standing behind it, if it is too long.

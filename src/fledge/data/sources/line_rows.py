@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from fledge.data.sources.problems import RowProblem, StreamProblem
 
+NULL_BYTE = RowProblem("null byte", "it contains a null byte")
+
 
 class RawRow(NamedTuple):
     """A row as it is in the file, before anyone knows its schema."""
@@ -63,9 +65,7 @@ def _read_line(number: int, line: bytes, is_json: bool) -> RawRow:
         problem = RowProblem("not UTF-8", f"not UTF-8: {error.reason} at byte {error.start + 1}")
         return RawRow(number, None, problem)
     except RowProblem as problem:
-        if b"\0" in line:
-            problem = RowProblem("null byte", "it contains a null byte")
-        return RawRow(number, None, problem)
+        return RawRow(number, None, NULL_BYTE if b"\0" in line else problem)
 
 
 def _split(chunks: Iterator[bytes], max_row_bytes: int) -> Iterator[bytes | None]:
