@@ -87,7 +87,7 @@ class TurnFinder:
         is_whole = answer is None or answer.finish_reason in ("stop", "tool_calls")
         prompt += renders.unprompted_header(k)
         full = renders.upto(k + 1)
-        end = self._find_end(full)
+        end = self._find_end(full, renders.turn_start(k, prompt))
         if is_whole and end is None:
             raise UnclearTurn(
                 "the template writes no end-of-turn token",
@@ -147,18 +147,25 @@ class TurnFinder:
             message=k, prompt=prompt, answer=text + (self._raw_end if is_whole else "")
         )
 
-    def _find_end(self, text: str) -> _Span | None:
-        """The token that ends the last turn of a rendered conversation.
+    def _find_end(self, text: str, start: int) -> _Span | None:
+        """The token that ends a rendered conversation, of which the last turn begins at `start`.
 
         Templates may write more than one special token there, and white space around them: the
         target stops at the first that ends its answers, or at the last if none is known to.
         """
         found: list[_Span] = []
-        rest = text.rstrip()
-        while rest.endswith(self._specials):
-            token = max((one for one in self._specials if rest.endswith(one)), key=len)
-            found.append(_Span(len(rest) - len(token), len(rest)))
-            rest = rest[: -len(token)].rstrip()
+        stop = len(text)
+        while True:
+            stop = start + len(text[start:stop].rstrip())
+            token = max(
+                (one for one in self._specials if text.endswith(one, start, stop)),
+                key=len,
+                default=None,
+            )
+            if token is None:
+                break
+            found.append(_Span(stop - len(token), stop))
+            stop -= len(token)
         known = [span for span in found if text[span.start : span.stop] in self._ends]
         if known:
             return known[-1]
@@ -207,6 +214,12 @@ class _Renders:
     def prompt(self, k: int) -> str:
         """What the target is given to answer with message k."""
         return self._once(k, asks=True)
+
+    def turn_start(self, k: int, prompt: str) -> int:
+        """Where message k begins in its render, at the latest before its end-of-turn token."""
+        given = (prompt, self.upto(k))
+        full = self.upto(k + 1)
+        return next((len(text) for text in given if full.startswith(text)), 0)
 
     def unprompted_header(self, k: int) -> str:
         """The header of an answer where the template has none for a prompt, else nothing.
