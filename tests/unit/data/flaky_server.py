@@ -90,6 +90,9 @@ class FlakyServer:
         self._service_s = service_s
         self.api_key = api_key
         self.models = models
+        self.is_strict = True
+        """It refuses what is marked so."""
+
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         """Whole answers sent, by the key of the request."""
@@ -212,7 +215,7 @@ class FlakyServer:
             return error(404, f"The model `{body['model']}` does not exist.")
         messages = body.get("messages") or [{"content": body.get("prompt")}]
         last = str(messages[-1].get("content"))
-        if "[refuse]" in last:
+        if "[refuse]" in last and self.is_strict:
             return error(400, "this model's maximum context length is 64 tokens")
         if "[poison]" in last:
             return error(500, "worker died")

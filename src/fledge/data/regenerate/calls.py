@@ -11,8 +11,10 @@ A pause holds no slot, so other calls keep the server busy meanwhile.
 
 import asyncio
 import json
+import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +36,7 @@ from fledge.data.regenerate.failures import (
 )
 
 T = TypeVar("T")
+Attempt = Callable[[httpx.AsyncClient], Awaitable[T]]
 
 _PASSING = frozenset({408, 409, 425, 429})
 HOPELESS = frozenset({401, 403, 404, 405})
@@ -71,15 +74,13 @@ class Caller:
         self._limits = limits
         self._progress = progress
         self._slots = asyncio.Semaphore(limits.concurrency)
+        self._idle: list[httpx.AsyncClient] = []
+        is_secure = endpoint.url.startswith("https:")
+        # Reading all certificates takes a tenth of a second; without TLS none is needed.
+        empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tls = httpx.create_ssl_context() if is_secure else empty
         self._num_failures = 0
         self._next_note = 0.0
-        key = endpoint.api_key
-        self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-            timeout=None,  # the whole call has one limit, see `_attempt`
-            limits=httpx.Limits(max_keepalive_connections=limits.concurrency),
-            trust_env=not endpoint.is_loopback,
-        )
 
     async def __aenter__(self) -> "Caller":
         return self
@@ -90,11 +91,34 @@ class Caller:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        for client in self._idle:
+            await client.aclose()
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client that nobody else uses meanwhile.
+
+        Each slot has its own, because a pool of n connections costs httpx n steps per request.
+        """
+        async with self._slots:
+            client = self._idle.pop() if self._idle else self._make_client()
+            try:
+                yield client
+            finally:
+                self._idle.append(client)
+
+    def _make_client(self) -> httpx.AsyncClient:
+        key = self.endpoint.api_key
+        return httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            timeout=None,  # the whole call has one limit, see `_attempt`
+            verify=self._tls,
+            trust_env=not self.endpoint.is_loopback,
+        )
 
     async def get(self, path: str, read: Callable[[Any], T]) -> T:
         """What `read` makes of the JSON at a path below the endpoint's URL."""
-        return await self._persist(path, lambda: self._json("GET", path, read))
+        return await self._persist(path, lambda client: self._json(client, "GET", path, read))
 
     async def post(
         self, path: str, body: Any, read: Callable[[Any], T], *, retries: int | None = None
@@ -102,7 +126,7 @@ class Caller:
         """The same for a JSON body that is sent there; `retries` for other than the usual ones."""
         content = json.dumps(body, separators=(",", ":")).encode()
         return await self._persist(
-            path, lambda: self._json("POST", path, read, content=content), retries
+            path, lambda client: self._json(client, "POST", path, read, content=content), retries
         )
 
     @property
@@ -112,18 +136,18 @@ class Caller:
     async def upload(self, path: str, file: Path, fields: dict[str, str]) -> str:
         """Send a file as a form does; returns the id that the server gives it."""
 
-        async def attempt() -> str:
+        async def attempt(client: httpx.AsyncClient) -> str:
             with file.open("rb") as opened:
                 files = {"file": (file.name, opened, "application/jsonl")}
-                return await self._json("POST", path, read_id, data=fields, files=files)
+                return await self._json(client, "POST", path, read_id, data=fields, files=files)
 
         return await self._persist(path, attempt)
 
     async def download(self, path: str, file: Path) -> None:
         """Write what is at a path into a file."""
 
-        async def attempt() -> None:
-            async with self._client.stream("GET", self._url(path)) as response:
+        async def attempt(client: httpx.AsyncClient) -> None:
+            async with client.stream("GET", self._url(path)) as response:
                 if response.is_success:
                     with file.open("wb") as opened:
                         async for piece in response.aiter_bytes():
@@ -137,9 +161,7 @@ class Caller:
     def _url(self, path: str) -> str:
         return self.endpoint.url + path
 
-    async def _persist(
-        self, path: str, attempt: Callable[[], Awaitable[T]], retries: int | None = None
-    ) -> T:
+    async def _persist(self, path: str, attempt: Attempt[T], retries: int | None = None) -> T:
         """Attempts until one succeeds or is hopeless, or the retries are used up."""
         allowed = self._limits.retries if retries is None else retries
         num_failures = 0
@@ -155,11 +177,11 @@ class Caller:
                 pause_s = self._limits.backoff.pause_s(num_failures, failure.retry_after_s)
             await asyncio.sleep(pause_s)
 
-    async def _attempt(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _attempt(self, attempt: Attempt[T]) -> T:
         limit_s = self._limits.timeout_s
         try:
-            async with self._slots, asyncio.timeout(limit_s):
-                return await attempt()
+            async with self._slot() as client, asyncio.timeout(limit_s):
+                return await attempt(client)
         except TimeoutError as error:
             raise _Passing(f"no whole answer within {limit_s:g} s") from error
         except httpx.TransportError as error:
@@ -170,10 +192,17 @@ class Caller:
         except BadDocument as error:
             raise _Passing(f"an answer that makes no sense ({error})") from error
 
-    async def _json(self, method: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
+    async def _json(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        read: Callable[[Any], T],
+        **options: Any,
+    ) -> T:
         if "content" in options:
             options["headers"] = {"Content-Type": "application/json"}
-        response = await self._client.request(method, self._url(path), **options)
+        response = await client.request(method, self._url(path), **options)
         self._judge(path, response)
         try:
             document = json.loads(response.content)

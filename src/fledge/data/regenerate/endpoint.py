@@ -35,7 +35,8 @@ class Endpoint:
                 "--url holds a user name or password; leave it out and put the key into an "
                 "environment variable (--api-key-env)."
             )
-        if parts.scheme not in ("http", "https") or not host:
+        has_space = any(character.isspace() for character in typed.strip())
+        if parts.scheme not in ("http", "https") or not host or has_space:
             raise ConfigError(
                 f"--url {typed!r} is not a URL; it must be like http://localhost:8000/v1."
             )

@@ -78,7 +78,7 @@ def explain_status(status: int, body: str) -> str:
     elif isinstance(error, str):
         said = error
     line = " ".join("".join(c if c.isprintable() else " " for c in said).split())
-    return f"{status}: {line[:_REASON_CHARS]}" if line else str(status)
+    return f"{status}: {line[:_REASON_CHARS].rstrip('.')}" if line else str(status)
 
 
 def explain_transport(error: Exception) -> str:
