@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fledge.cli import options
+from fledge.cli.loading import Choice, load
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, duration, print_json, say
 from fledge.contracts.data_settings import PrepareSettings, SelfSettings, SourceSettings
@@ -27,9 +28,18 @@ _RECIPE_SUFFIX = ".toml"
 InputArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="RECIPE.toml | FILE...",
+        metavar="RECIPE|FILE",
         help="A recipe; or files, directories, patterns, s3://, gs:// or hf:// addresses.",
         show_default=False,
+    ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="The model that writes prompts for sources with the path `self`; by default that of "
+        "the recipe.",
     ),
 ]
 LicenceOption = Annotated[
@@ -44,6 +54,9 @@ def prepare(
     inputs: InputArgument,
     out: options.OutOption,
     licence: LicenceOption = None,
+    target: TargetOption = None,
+    dtype: options.DtypeOption = "auto",
+    device: options.DeviceOption = "auto",
     assignments: options.SetOption = None,
     plan: options.PlanOption = False,
     json: options.JsonOption = False,
@@ -69,11 +82,13 @@ def prepare(
         return
     from fledge.data.prepare import prepare as run_prepare
 
+    choice = Choice(target=target or recipe.target, dtype=dtype, device=device)
+
     manifest = run_prepare(
         settings,
         out,
-        target=recipe.target,
-        self_prompts=_self_prompts(recipe.target, out, progress),
+        target=choice.target,
+        self_prompts=_self_prompts(choice, out, progress),
         progress=progress,
         base=base,
     )
@@ -117,18 +132,17 @@ def _names(inputs: list[str]) -> list[str]:
     return names
 
 
-def _self_prompts(target: str, out: Path, progress: Progress) -> "SelfPrompts":
+def _self_prompts(choice: Choice, out: Path, progress: Progress) -> "SelfPrompts":
     """Whoever writes prompts for sources with the path `self`; the target is loaded when asked."""
 
     def write(
         source: SourceSettings, settings: SelfSettings, seed: int
     ) -> "Iterable[Conversation]":
-        from fledge.cli.loading import Choice, load
         from fledge.data.prepare import WORK_NAME
         from fledge.data.self_prompts import SelfPromptWriter
 
         journal = out / WORK_NAME / f"{source.name}.journal"
-        engine = load(Choice(target=target)).engine
+        engine = load(choice).engine
         return SelfPromptWriter(engine, progress=progress, journal=journal)(source, settings, seed)
 
     return write
@@ -164,12 +178,14 @@ def _show_plan(
 
 
 def _describe(estimate: "PrepareEstimate") -> str:
-    lines = [
-        f"{source.name} ({source.licence}): {'' if source.is_exact else 'about '}"
-        f"{count(source.rows, 'row')} in {count(source.files, 'file')} of "
-        f"{format_bytes(source.stored_bytes)}, about {source.kept:,} kept"
-        for source in estimate.sources
-    ]
+    lines = []
+    for source in estimate.sources:
+        lines.append(
+            f"{source.name} ({source.licence}): {'' if source.is_exact else 'about '}"
+            f"{count(source.rows, 'row')} in {count(source.files, 'file')} of "
+            f"{format_bytes(source.stored_bytes)}, about {source.kept:,} kept"
+        )
+        lines += [f"  {sentence}" for sentence in dict.fromkeys(source.schemas.values())]
     lines += [
         f"index of duplicates: {format_bytes(estimate.index_bytes)} "
         f"({estimate.index_bytes_per_row:,} bytes per row)",

@@ -4,6 +4,7 @@ import glob
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fledge.contracts.data_settings import SELF, PrepareSettings, SourceSettings
 from fledge.contracts.errors import ArtifactError
@@ -25,8 +26,18 @@ def resolve_paths(settings: PrepareSettings, base: Path) -> PrepareSettings:
     )
 
 
-def fingerprint_inputs(settings: PrepareSettings, progress: Progress) -> dict[str, str]:
-    """sha256 of every local file that is read; name, version and size of every other."""
+class Inputs(NamedTuple):
+    """The files that a run reads."""
+
+    fingerprints: dict[str, str]
+    """sha256 of every local file; name, version and size of every other."""
+
+    num_bytes: int
+    """As they are stored."""
+
+
+def check_inputs(settings: PrepareSettings, progress: Progress) -> Inputs:
+    """Find the files of all sources and benchmarks, and read the local ones once."""
     benchmarks = [
         SourceSettings(name="benchmarks", path=(path,), licence="for measuring")
         for path in settings.decontaminate.against
@@ -37,9 +48,12 @@ def fingerprint_inputs(settings: PrepareSettings, progress: Progress) -> dict[st
         if not source.is_self
         for file in _files(settings, source, progress)
     }
-    local_bytes = sum(file.size for file in files.values() if _is_local(file))
-    with progress.task("checking the inputs", local_bytes) as task:
-        return {name: _fingerprint(file, task) for name, file in files.items()}
+    fingerprints = {}
+    if files:
+        local_bytes = sum(file.size for file in files.values() if _is_local(file))
+        with progress.task("checking the inputs", local_bytes) as task:
+            fingerprints = {name: _fingerprint(file, task) for name, file in files.items()}
+    return Inputs(fingerprints, sum(file.size for file in files.values()))
 
 
 def _is_local(file: SourceFile) -> bool:

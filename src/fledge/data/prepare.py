@@ -28,11 +28,12 @@ from fledge.data.filtering import (
     SelfPrompts,
     source_directory,
 )
-from fledge.data.inputs import fingerprint_inputs, resolve_paths
+from fledge.data.inputs import check_inputs, resolve_paths
+from fledge.data.prepare_estimate import estimate_prepare, require_room
 from fledge.data.row_files import MAX_BYTES, MAX_ROWS, RowFiles, remove_from
 from fledge.data.statistics import RowStatistics
 from fledge.data.tally import SourceTally
-from fledge.store.capacity import translated_disk_errors
+from fledge.store.capacity import free_bytes, translated_disk_errors
 from fledge.store.manifest import Manifest, Plan
 from fledge.store.rows import read_rows, row_files, rows_file
 from fledge.store.stage_directory import StageDirectory, open_stage
@@ -42,6 +43,8 @@ WORK_NAME = "work"
 """Directory of everything that is needed only until the stage ends."""
 
 _INDEX_NAME = "duplicates.sqlite"
+_PLENTY = 20
+"""A disk with so many times the bytes of the inputs is large enough without a closer look."""
 
 
 def prepare(
@@ -57,15 +60,18 @@ def prepare(
     """Run or resume the stage; relative paths of the settings start at `base`."""
     resolved = resolve_paths(settings, base)
     writer = target if any(source.is_self for source in settings.sources) else None
+    inputs = check_inputs(resolved, progress)
     plan = Plan(
         kind=KIND,
         settings=to_plain(settings),
-        parents=fingerprint_inputs(resolved, progress),
+        parents=inputs.fingerprints,
         identity={} if writer is None else {"target": writer},
     )
     with open_stage(out, plan) as stage, translated_disk_errors(out, place="output"):
         work = out / WORK_NAME
         if not stage.is_finished:
+            if inputs.num_bytes * _PLENTY > free_bytes(out):
+                require_room(estimate_prepare(resolved, out, progress=progress), out)
             tallies, index = _filter(
                 resolved, work, self_prompts, progress, rows_per_save=rows_per_save
             )

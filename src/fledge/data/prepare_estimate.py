@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fledge.contracts.data_settings import PrepareSettings, SourceSettings
 from fledge.contracts.progress import Progress, SilentProgress
@@ -14,7 +14,7 @@ from fledge.data.blend import count_blend
 from fledge.data.duplicates import DuplicateIndex
 from fledge.data.filtering import Filters
 from fledge.data.inputs import resolve_paths
-from fledge.data.sources import open_source
+from fledge.data.sources import SourceReader, open_source
 from fledge.data.tally import SourceTally
 from fledge.store.capacity import free_bytes, require_disk
 from fledge.store.rows import row_line
@@ -22,9 +22,11 @@ from fledge.store.rows import row_line
 _FILTERED_ROWS = 1000
 """Rows of a source that go through the filters, to see what is kept and how long it takes."""
 
+_FILTER_S = 3.0
+"""No longer than this, however slow the filters are."""
+
 _READ_BYTES = 8 << 20
-"""So much of a source is read, to see how many bytes a row takes as it is stored. Files are read in
-chunks of a megabyte, which the estimate cannot be finer than."""
+"""So much of a source is read, to see how many bytes a row takes as it is stored."""
 
 _SELF_ROW_BYTES = 400
 """A prompt that a target writes, with its origin."""
@@ -37,6 +39,9 @@ class SourceEstimate:
     name: str
     licence: str
     files: int
+    schemas: dict[str, str]
+    """What the files that were looked at are read as."""
+
     stored_bytes: int
     rows: int
     is_exact: bool
@@ -70,8 +75,22 @@ class PrepareEstimate:
         return asdict(self)
 
 
+class _Sample(NamedTuple):
+    """What the beginning of a source showed."""
+
+    kept: int
+    kept_bytes: int
+    num_filtered: int
+    filter_s: float
+    read_s: float
+    is_whole: bool
+    chunk_rows: int
+    chunk_bytes: int
+    """Rows of whole chunks, and their bytes as they are stored."""
+
+
 def estimate_prepare(
-    settings: PrepareSettings, out: Path, *, base: Path, progress: Progress
+    settings: PrepareSettings, out: Path, *, progress: Progress, base: Path = Path()
 ) -> PrepareEstimate:
     """Read a part of every source, filter a part of that, and extrapolate."""
     resolved = resolve_paths(settings, base)
@@ -122,35 +141,56 @@ def _estimate_source(
         max_turn_chars=settings.max_turn_chars,
         progress=SilentProgress(),
     )
+    sample = _read_sample(reader, filters)
+    report, stored = reader.report, sum(file.size for file in reader.files)
+    rows = report.rows_read
+    if not sample.is_whole:
+        rows = round(stored / max(1, sample.chunk_bytes) * sample.chunk_rows)
+    growth = rows / max(1, report.rows_read)
+    per_row = (report.rows_read - report.rows_bad) * growth / max(1, sample.num_filtered)
+    return SourceEstimate(
+        name=source.name,
+        licence=source.licence,
+        files=len(reader.files),
+        schemas={file: schema.sentence for file, schema in report.schemas.items()},
+        stored_bytes=stored,
+        rows=rows,
+        is_exact=sample.is_whole,
+        kept=round(sample.kept * per_row),
+        kept_bytes=round(sample.kept_bytes * per_row),
+        seconds=round(sample.read_s * growth + sample.filter_s * per_row, 1),
+    )
+
+
+def _read_sample(reader: SourceReader, filters: Filters) -> _Sample:
     tally, kept_bytes, num_filtered, filter_s = SourceTally(), 0, 0, 0.0
-    started, is_exact = time.perf_counter(), True
+    started, is_whole, report = time.perf_counter(), True, reader.report
+    chunk_rows = chunk_bytes = seen_bytes = 0
     for row in reader:
-        if num_filtered < _FILTERED_ROWS:
+        if report.bytes_read > seen_bytes:
+            # The bytes of this chunk count already, its rows do not.
+            chunk_rows, chunk_bytes, seen_bytes = report.rows_read, seen_bytes, report.bytes_read
+        if num_filtered < _FILTERED_ROWS and filter_s < _FILTER_S:
             filter_started = time.perf_counter()
             kept = filters.passed(row, tally)
             kept_bytes += len(row_line(kept)) if kept is not None else 0
             filter_s += time.perf_counter() - filter_started
             num_filtered += 1
-        elif reader.report.bytes_read >= _READ_BYTES:
-            is_exact = False
+        elif chunk_bytes >= _READ_BYTES:
+            is_whole = False
             break
     read_s = time.perf_counter() - started - filter_s
     reader.close()
     filters.index.commit({})
-    report, stored = reader.report, sum(file.size for file in reader.files)
-    growth = 1.0 if is_exact else max(1.0, stored / max(1, report.bytes_read))
-    good = report.rows_read - report.rows_bad
-    per_filtered = good * growth / num_filtered if num_filtered else 0.0
-    return SourceEstimate(
-        name=source.name,
-        licence=source.licence,
-        files=len(reader.files),
-        stored_bytes=stored,
-        rows=round(report.rows_read * growth),
-        is_exact=is_exact,
-        kept=round(tally.kept * per_filtered),
-        kept_bytes=round(kept_bytes * per_filtered),
-        seconds=round(read_s * growth + filter_s * per_filtered, 1),
+    return _Sample(
+        tally.kept,
+        kept_bytes,
+        num_filtered,
+        filter_s,
+        read_s,
+        is_whole,
+        chunk_rows,
+        chunk_bytes,
     )
 
 
@@ -160,6 +200,7 @@ def _estimate_self(settings: PrepareSettings, source: SourceSettings) -> SourceE
         name=source.name,
         licence=source.licence,
         files=0,
+        schemas={},
         stored_bytes=0,
         rows=rows,
         is_exact=True,
