@@ -15,6 +15,8 @@ import pytest
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine import drafter as drafter_module
+from fledge.engine.calibration import Calibration
+from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.models.head_files import save_head
@@ -29,7 +31,7 @@ TOLERANCE = 2e-4
 TIE = 1e-3
 
 
-class CheckedDrafter:
+class CheckedDrafter(HeadDrafter):
     """Asks the head for its trees, checks them, and proposes the scripted ones instead."""
 
     def __init__(
@@ -41,21 +43,18 @@ class CheckedDrafter:
         settings: TreeSettings,
         scored: list[Candidates],
     ) -> None:
-        self.taps = inner.taps
+        self.__dict__.update(inner.__dict__)
         self.num_scratch = max(inner.num_scratch, proposer.num_scratch)
-        self._inner, self._proposer, self._reference = inner, proposer, reference
+        self._proposer, self._reference = proposer, reference
         self._model, self._settings, self._scored = model, settings, scored
         self.num_checked = 0
 
-    def grow_cache(self, num_slots: int) -> None:
-        self._inner.grow_cache(num_slots)
-
-    def draft(self, sequences: Many[Sequence]) -> TreeBatch:
-        tree = self._inner.draft(sequences)
+    def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
+        tree = super().draft(sequences, plan)
         for i, seq in enumerate(sequences):
             self._check(i, seq, tree, self._scored[-1])
             self.num_checked += 1
-        return self._proposer.draft(sequences)
+        return self._proposer.draft(sequences, plan)
 
     def _check(self, row: int, seq: Sequence, tree: TreeBatch, scored: Candidates) -> None:
         tokens = [*seq.request.prompt_token_ids, *seq.output_ids]
@@ -118,17 +117,18 @@ def run_checked(
         return real(root_tokens_B, candidates, **limits)
 
     monkeypatch.setattr(drafter_module, "select_trees", spy)
+    monkeypatch.setattr(Calibration, "apply", lambda self, logprobs, *args: logprobs)
     asked = prompts(num_prompts)
     answers = greedy(architecture, asked, max_tokens=MAX_TOKENS)
+    settings = EngineSettings(tree=tree, **(engine_settings or {}))
     checked = CheckedDrafter(
-        HeadDrafter(head, target, tree),
+        HeadDrafter(head, target, settings),
         scripted(asked, answers, accuracy=0.8, depth=4, width=2, budget=10),
         reference,
         model,
         tree,
         scored,
     )
-    settings = EngineSettings(tree=tree, **(engine_settings or {}))
     engine = Engine(target, settings=settings, drafter=checked)
     completions = engine.generate(asked, SamplingParams(max_tokens=MAX_TOKENS))
     assert token_ids(completions) == answers
@@ -194,5 +194,5 @@ def test_requests_that_come_and_go_on_small_blocks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Slots are reused by other requests: what an earlier one left there must not be seen."""
-    small = {"max_requests": 2, "max_pass_tokens": 10, "block_size": 3}
+    small = {"max_requests": 2, "max_pass_tokens": 30, "block_size": 3}
     run_checked(monkeypatch, tmp_path, num_prompts=8, sliding_window=7, engine_settings=small)

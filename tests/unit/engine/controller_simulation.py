@@ -1,11 +1,13 @@
 """A machine, a head and a load made of numbers, for a controller to prove itself on.
 
 A tree bank holds draft trees with conditional probabilities drawn node by node and, for each node,
-which child (or none) the target chooses. Trees of smaller depth and width are cut out of them by the
-rules of drafting, so the yield of every plan on the same trees is known: exactly in expectation,
-and as drawn. A run lets a controller choose cycle by cycle and adds up time and tokens; tokens are
-counted in expectation, which takes the luck of the draw out of the comparison, while the controller
-is told only what was drawn, two cycles late, with noisy times.
+which child (or none) the target chooses. Trees of smaller depth and width are cut out of them by
+the rules of drafting, so the yield of every plan on the same trees is known: exactly in
+expectation, and as drawn.
+
+A run lets a controller choose cycle by cycle and adds up time and tokens. Tokens are counted in
+expectation, which takes luck out of the comparison, while the controller is told only what was
+drawn, two cycles late, with noisy times.
 """
 
 from collections import deque
@@ -30,6 +32,8 @@ TREE = TreeSettings(depth=6, width=4, budget=40)
 MAX_PASS_TOKENS = 1024
 _REPORT_DELAY = 2
 _NUM_TREES = 1024
+_ANSWER_TOKENS = 256
+_PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ MACHINES = (
     Machine("launch-bound", lambda n: 0.9 + 0.0005 * n, lambda n: 0.15 + 0.0002 * n, 0.2),
     Machine("cpu with offset", _CPU_135M, lambda n: 2.0 + 0.08 * _CPU_135M(n)),
     Machine("linear from the first token", lambda n: 5.0 + 4.0 * n, lambda n: 1.0 + 0.2 * n),
-    Machine("linear, dear head", lambda n: 5.0 + 4.0 * n, lambda n: 3.0 + 1.5 * n),
+    Machine("linear, dear head", lambda n: 5.0 + 4.0 * n, lambda n: 3.0 + 0.6 * n),
 )
 
 
@@ -146,7 +150,9 @@ def grow_forest(
         accepted.append(is_chosen.flatten(1) & came_by)
     candidates = levels.candidates()
     members = [_members(candidates, tree, preset) for preset in width_presets(width)]
-    level_C = torch.tensor([0] * width + [1 + i // width**2 for i in range((tree.depth - 1) * width**2)])
+    level_C = torch.tensor(
+        [0] * width + [1 + i // width**2 for i in range((tree.depth - 1) * width**2)]
+    )
     return Forest(candidates, torch.cat(accepted, dim=1), torch.stack(members), level_C)
 
 
@@ -164,7 +170,10 @@ def _members(candidates: Candidates, tree: TreeSettings, preset: int) -> Tensor:
         scores = candidates.scores_BC[:, first:last].masked_fill(~now, -torch.inf)
         best = scores.topk(preset, dim=1).indices
         is_expanded = torch.cat(
-            [torch.zeros(num_rows, first, dtype=torch.bool), torch.zeros_like(now).scatter(1, best, True)],
+            [
+                torch.zeros(num_rows, first, dtype=torch.bool),
+                torch.zeros_like(now).scatter(1, best, True),
+            ],
             dim=1,
         ) & torch.cat([torch.ones(num_rows, first, dtype=torch.bool), now], dim=1)
         is_member.append(now)
@@ -179,7 +188,9 @@ class TreeBank:
         self, accuracy: Accuracy, num_requests: int, tree: TreeSettings = TREE, seed: int = 0
     ) -> None:
         random = np.random.default_rng(seed)
+        self.accuracy = accuracy
         self.num_requests = num_requests
+        self._parts: dict[int, TreeBank] = {}
         self.num_batches = max(4, _NUM_TREES // num_requests)
         self.tree = tree
         kinds = torch.tensor(accuracy.kinds).repeat(num_requests // len(accuracy.kinds) + 1)
@@ -187,12 +198,20 @@ class TreeBank:
         forest = grow_forest(accuracy_R, accuracy.spread, tree, random)
         self.max_nodes = min(tree.budget * num_requests, MAX_PASS_TOKENS - num_requests)
         self.widths = width_presets(tree.width)
-        self._expected: dict[tuple[int, int], Tensor] = {}
-        self._accepted: dict[tuple[int, int], Tensor] = {}
+        self._expected: dict[tuple[int, int], Array] = {}
+        self._accepted: dict[tuple[int, int], Array] = {}
         for depth in range(1, tree.depth + 1):
             for preset, width in enumerate(self.widths):
                 self._tabulate(forest, depth, preset, width)
         self.gains = [self._gains(forest.candidates, batch) for batch in range(self.num_batches)]
+
+    def part(self, num_drafted: int | None) -> "TreeBank":
+        """The bank of a probe that drafts for some requests only."""
+        if num_drafted is None or num_drafted == self.num_requests:
+            return self
+        if num_drafted not in self._parts:
+            self._parts[num_drafted] = TreeBank(self.accuracy, num_drafted, self.tree, seed=1)
+        return self._parts[num_drafted]
 
     def expected(self, plan: DraftPlan, batch: int) -> float:
         """Expected accepted drafts of a batch under a plan."""
@@ -204,9 +223,9 @@ class TreeBank:
 
     def mean_expected(self, depth: int, width: int) -> Array:
         """Expected accepted drafts against the number of nodes, over all batches."""
-        return self._expected[depth, width].mean(dim=0).double().numpy()
+        return self._expected[depth, width].mean(axis=0)
 
-    def _at(self, table: dict[tuple[int, int], Tensor], plan: DraftPlan, batch: int) -> float:
+    def _at(self, table: dict[tuple[int, int], Array], plan: DraftPlan, batch: int) -> float:
         if plan.is_plain:
             return 0.0
         rows = table[plan.depth, plan.width]
@@ -220,8 +239,10 @@ class TreeBank:
         taken = forest.accepted_RC.reshape(self.num_batches, -1).gather(1, best.indices)
         taken = taken & best.values.isfinite()
         zero = torch.zeros(self.num_batches, 1)
-        self._expected[depth, width] = torch.cat([zero, best.values.exp().cumsum(1)], dim=1)
-        self._accepted[depth, width] = torch.cat([zero, taken.float().cumsum(1)], dim=1)
+        expected = torch.cat([zero, best.values.exp().cumsum(1)], dim=1)
+        accepted = torch.cat([zero, taken.float().cumsum(1)], dim=1)
+        self._expected[depth, width] = expected.double().numpy()
+        self._accepted[depth, width] = accepted.double().numpy()
 
     def _gains(self, candidates: Candidates, batch: int) -> Tensor:
         rows = slice(batch * self.num_requests, (batch + 1) * self.num_requests)
@@ -243,15 +264,6 @@ class Best:
     plain_rate: float
 
 
-def plan_ms(machine: Machine, plan: DraftPlan, num_requests: int, num_extended: float) -> tuple[float, float]:
-    """True milliseconds of the verify pass and of drafting."""
-    target = float(machine.target(np.array(float(num_requests + plan.nodes))))
-    if plan.is_plain:
-        return target, 0.0
-    steps = (plan.depth - 1) * machine.head(np.array(float(num_requests * plan.width)))
-    return target, float(machine.head(np.array(float(num_extended))) + steps)
-
-
 def best_fixed(machine: Machine, bank: TreeBank) -> Best:
     """Search all depths and widths, and numbers of nodes in steps of a tenth."""
     count = bank.num_requests
@@ -264,7 +276,8 @@ def best_fixed(machine: Machine, bank: TreeBank) -> Best:
             steps = np.unique(np.geomspace(1, bank.max_nodes, 80).round().astype(int))
             nodes = steps[steps < len(gains)]
             drafting = (depth - 1) * machine.head(np.array(float(count * width)))
-            drafting = drafting + machine.head(count + gains[nodes])
+            read = (count + gains[nodes]) * (1 + _PROMPT_TOKENS / _ANSWER_TOKENS)
+            drafting = drafting + machine.head(read)
             total_ms = machine.target(count + nodes.astype(float)) + drafting + machine.other_ms
             rates = 1e3 * (count + gains[nodes]) / total_ms
             place = int(rates.argmax())
@@ -286,7 +299,7 @@ class Run:
     seconds: list[float] = field(default_factory=list)
     plans: list[DraftPlan] = field(default_factory=list)
     _late: deque[CycleReport] = field(default_factory=deque)
-    _unread: float = 0.0
+    _unread: Array = field(default_factory=lambda: np.zeros(0))
 
     def cycles(self, bank: TreeBank, num_cycles: int) -> None:
         """Decode with the trees of a bank, batches in random order."""
@@ -302,16 +315,30 @@ class Run:
 
     def _cycle(self, bank: TreeBank, batch: int, random: np.random.Generator) -> None:
         count = bank.num_requests
-        load = Load(num_requests=count)
+        if len(self._unread) != count:
+            self._unread = np.full(count, float(_PROMPT_TOKENS))
+        load = Load(num_requests=count, unread=tuple(self._unread.astype(int).tolist()))
         plan = self.controller.choose(load)
-        expected, accepted = bank.expected(plan, batch), bank.accepted(plan, batch)
-        extended = max(float(count), self._unread)
-        target_ms, draft_ms = plan_ms(self.machine, plan, count, extended)
-        self._unread = count + accepted + (self._unread if plan.is_plain else 0.0)
+        part = bank.part(plan.num_drafted)
+        batch %= part.num_batches
+        expected, accepted = part.expected(plan, batch), part.accepted(plan, batch)
+        num_drafted = 0 if plan.is_plain else part.num_requests
+        drafted = np.argsort(self._unread, kind="stable")[:num_drafted]
+        extended = float(self._unread[drafted].sum())
+        self._unread[drafted] = 0.0
+        self._unread += 1.0 + accepted / count
+        is_over = random.random(count) < (1.0 + accepted / count) / _ANSWER_TOKENS
+        self._unread[is_over] = _PROMPT_TOKENS
+        machine = self.machine
+        target_ms = float(machine.target(np.array(float(count + plan.nodes))))
+        draft_ms = 0.0
+        if num_drafted:
+            steps = (plan.depth - 1) * machine.head(np.array(float(num_drafted * plan.width)))
+            draft_ms = float(machine.head(np.array(extended)) + steps)
         self.tokens.append(count + expected)
-        self.seconds.append(1e-3 * (target_ms + draft_ms + self.machine.other_ms))
+        self.seconds.append(1e-3 * (target_ms + draft_ms + machine.other_ms))
         self.plans.append(plan)
-        gains = bank.gains[batch][: plan.depth, : len(width_presets(max(1, plan.width)))]
+        gains = part.gains[batch][: plan.depth, : len(width_presets(max(1, plan.width)))]
         stutter = 5.0 if random.random() < 0.01 else 1.0
         factor = 1e-3 * stutter * np.exp(self.noise * random.standard_normal(2))
         self._late.append(
@@ -320,15 +347,13 @@ class Run:
                 load=load,
                 target_s=target_ms * factor[0],
                 draft_s=draft_ms * factor[1],
-                other_s=1e-3 * self.machine.other_ms,
+                other_s=1e-3 * machine.other_ms,
                 emitted=count + accepted,
-                reached_D=(count,) * min(1, plan.depth),
+                reached_D=(num_drafted,) * min(1, plan.depth),
                 accepted_D=(accepted,) * min(1, plan.depth),
-                num_extended=0 if plan.is_plain else round(extended),
+                num_extended=round(extended),
                 gains=gains if plan.is_measured else None,
             )
         )
         if len(self._late) > _REPORT_DELAY:
             self.controller.observe(self._late.popleft())
-
-

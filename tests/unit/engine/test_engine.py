@@ -19,7 +19,8 @@ from fledge.contracts.errors import RequestError
 from fledge.contracts.outputs import Chunk
 from fledge.models.target import Target, TargetOutput
 from fledge.models.tokenizer import TargetTokenizer
-from fledge.ops.packed import PackedPass
+from fledge.ops.kv import KVMemory
+from fledge.ops.paged import Pass
 from fledge.testing import ScriptedDrafter, target_of, tiny_head, tiny_model, tiny_tokenizer
 
 EOS = 2
@@ -46,13 +47,15 @@ class Reciter:
 
     def forward(
         self,
-        packed: PackedPass,
-        pool: object,
+        packed: Pass,
+        memory: KVMemory,
         *,
         logit_rows_R: Tensor | None = None,
         taps: Many[int] = (),
     ) -> TargetOutput:
-        del pool, taps
+        del taps
+        nothing = torch.zeros(packed.num_tokens, 1)
+        memory.for_window(None).write(0, packed.view(None).write_slots_T, nothing)
         said = [self._script[p % len(self._script)] for p in packed.positions_T.tolist()]
         logits_TV = torch.nn.functional.one_hot(torch.tensor(said), self.vocab_size).float()
         return TargetOutput(
@@ -88,8 +91,8 @@ def target() -> Target:
 def assert_idle(engine: Engine) -> None:
     """Nothing waits, nothing runs, no block is owned."""
     assert not engine.has_work
-    engine._blocks.check_integrity()
-    assert engine._blocks.num_owned == 0
+    engine.check_integrity()
+    assert engine.stats.cache_usage == 0
 
 
 def num_tokens_until(text: str) -> int:
@@ -266,7 +269,7 @@ def test_an_abandoned_stream_frees_its_blocks() -> None:
     first = next(stream)
     assert isinstance(first, Chunk)
     assert engine.has_work
-    assert engine._blocks.num_owned > 0
+    assert engine.stats.cache_usage > 0
     stream.close()  # type: ignore[attr-defined]
     assert_idle(engine)
     assert engine.generate([PROMPT], SamplingParams(max_tokens=3))[0].text == "One"
@@ -278,12 +281,12 @@ def test_a_stream_that_was_never_started_holds_nothing() -> None:
     assert_idle(engine)
 
 
-def test_a_failing_pass_frees_everything() -> None:
+def test_a_failing_draft_frees_everything() -> None:
     """An error (or Ctrl-C) in the middle of an answer leaves an engine that can be used again."""
-    engine = reciter_engine()
+    engine = reciter_engine(HALF_SURE)
     real = engine._drafter.draft
 
-    def fail(sequences: Any) -> Any:
+    def fail(sequences: Any, plan: Any) -> Any:
         raise KeyboardInterrupt
 
     engine._drafter.draft = fail  # type: ignore[method-assign]
@@ -294,13 +297,13 @@ def test_a_failing_pass_frees_everything() -> None:
     assert engine.generate([PROMPT], SamplingParams(max_tokens=3))[0].text == "One"
 
 
-def test_a_failing_prefill_frees_everything() -> None:
+def test_a_failing_pass_frees_everything() -> None:
     engine = reciter_engine()
 
-    def fail(sequences: Any) -> Any:
+    def fail(plan: Any, trees: Any) -> Any:
         raise MemoryError
 
-    engine._verifier.prefill = fail  # type: ignore[method-assign]
+    engine._verifier.run = fail  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
         engine.generate([PROMPT] * 3, SamplingParams(max_tokens=9))
     assert_idle(engine)
@@ -308,7 +311,7 @@ def test_a_failing_prefill_frees_everything() -> None:
 
 def test_requests_wait_for_their_turn() -> None:
     """One at a time, and no prefill pass larger than asked, yet every answer is there in order."""
-    settings = EngineSettings(max_requests=2, max_pass_tokens=1)
+    settings = EngineSettings(max_requests=2, max_pass_tokens=2)
     engine = Engine(Reciter(), settings=settings)  # type: ignore[arg-type]
     params = [SamplingParams(max_tokens=1 + i) for i in range(6)]
     completions = engine.generate([PROMPT] * 6, params)

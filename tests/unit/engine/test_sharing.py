@@ -94,7 +94,7 @@ def test_a_failing_step_drops_its_neighbours_and_says_so(
     next(first)
     next(second)
     with monkeypatch.context() as patched:
-        patched.setattr(engine._verifier, "_compact", _interrupt)
+        patched.setattr(engine._verifier, "_commit", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(first)
     with pytest.raises(RequestError, match="the request was dropped"):
