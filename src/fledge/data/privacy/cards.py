@@ -31,7 +31,7 @@ _RARE_PREFIXES_BY_LENGTH: dict[int, tuple[tuple[int, int], ...]] = {
     12: ((50, 50), (56, 58), (6, 6)),
     13: ((4, 4), (50, 50), (56, 58), (6, 6)),
     14: ((50, 50), (56, 58), (6, 6)),
-    15: ((50, 50), (56, 58), (6, 6)),
+    15: ((50, 50), (56, 58), (6, 6), (1800, 1800), (2131, 2131)),
     16: ((50, 50), (56, 58), (60, 60), (63, 63), (67, 69), (30, 30), (36, 36)),
     17: ((50, 50), (56, 58), (6, 6)),
     18: ((50, 50), (56, 58), (6, 6)),
@@ -55,12 +55,15 @@ def _is_grouped_card(window: Window) -> bool:
 
 
 def _is_split_card(window: Window) -> bool:
-    """Any other grouping, when it is all there is and has one separator throughout."""
-    separators = {character for character in window.shape if not character.isdigit()}
-    return window.is_whole and len(separators) == 1 and _is_card(window)
+    """Any other grouping, when it is all there is, has one separator, and is no decimal."""
+    separators = [character for character in window.shape if not character.isdigit()]
+    is_even = len(set(separators)) == 1 and separators != ["."]
+    return window.is_whole and is_even and _is_card(window)
 
 
 def _is_rare_card(window: Window) -> bool:
+    if not (window.is_whole or window.shape.isdigit()):
+        return False
     prefixes = _RARE_PREFIXES_BY_LENGTH[len(window.digits)]
     return (_begins(window.digits, prefixes) and luhn.is_valid(window.digits)) or _is_card(window)
 

@@ -10,7 +10,7 @@ from fledge.data.privacy.words import any_word
 OTHER_THINGS = any_word(
     "order|invoice|ticket|tracking|part$|part n|serial|model|sku|ref|version|isbn|issn|doi$|"
     "patent|case|batch|lot$|item|article|build|product|barcode|upc|ean$|commit|hash|checksum|"
-    "sum$|id$|bestell|rechnung|auftrag|artikel|serien|vorgang|az$|aktenzeichen|commande|facture|"
+    "sum$|bestell|rechnung|auftrag|artikel|serien|vorgang|az$|aktenzeichen|commande|facture|"
     "dossier|colis|réf|pedido|factura|fatura|expediente|ordine|fattura|pratica|zamówieni|faktur|"
     "订单|单号|编号|序列号|注文|伝票|型番|品番|追跡|주문|송장|ऑर्डर|заказ|артикул"
 )
@@ -37,6 +37,9 @@ class NumberRule(NamedTuple):
 
     other_words: re.Pattern[str] | None = OTHER_THINGS
     """None of these may stand beside it, or nearer before it than one of `words`."""
+
+    are_words_weak: bool = False
+    """One of `other_words` anywhere beside it outweighs `words`."""
 
 
 def same_separator(template: str, separators: str) -> tuple[str, ...]:

@@ -20,18 +20,21 @@ MAX_DIGITS = 19
 _NEAR = 24
 """Groups that begin within as many characters of the run's begin still have words beside them."""
 
-_SEPARATOR = r"(?:\)[ \-/]?|[ \-]?\(| [/\-] |[ .\-/])"
+_SEPARATOR = r"(?:\)[ .\-/]?|[ \-]?\(| [/\-] |[ .\-/])"
 _RUN = re.compile(rf"(?<![A-Za-z0-9])[0-9](?:{_SEPARATOR}?+[0-9]){{6,}}+")
 _GROUP = re.compile(r"[0-9]+")
-# Part of a longer token on the left (`a-123`, `x_123`, `/123`, `3,123`) or on the right, or money.
+# Part of a longer token on the left (`a-123`, `x_123`, `/123`, `3,123`) or on the right, money, or
+# a term of a sum; an extension ("x42") is none of these.
 _GLUED_BEFORE = re.compile(r"(?:[A-Za-z0-9][\-_/]|[0-9][.,:]|[_$€£¥₹])$")
 _GLUED_AFTER = re.compile(
-    r"[A-Za-z0-9_%€]|[-/][A-Za-z]|[,:][0-9]|\.[0-9A-Za-z]| ?(?:EUR|USD|€|\$|=|>>|×|÷|\*)"
+    r"(?![xX][0-9]{1,6}(?![0-9A-Za-z]))[A-Za-z0-9_%]|[-/][A-Za-z]|[,:][0-9]|\.[0-9A-Za-z]"
+    r"| ?(?:EUR|USD|€|\$|=|>>|×|÷|\*)"
 )
 
 _YEAR = r"(?:1[5-9]|20|21)[0-9]{2}"
 _MONTH = r"(?:0?[1-9]|1[0-2])"
 _DAY = r"(?:0?[1-9]|[12][0-9]|3[01])"
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
 _OTHER_NUMBER = re.compile(
     rf"""(?<![0-9])(?<![0-9][-./])(?:
         {_YEAR}(?P<s>[-./]){_MONTH}(?P=s){_DAY}
@@ -39,7 +42,7 @@ _OTHER_NUMBER = re.compile(
         | {_MONTH}(?P<u>[-./]){_DAY}(?P=u)(?:{_YEAR}|[0-9]{{2}})
         | (?:19|20)[0-9]{{2}}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])(?:[0-9]{{4}}|[0-9]{{6}})?
         | {_YEAR}\ ?[-/]\ ?{_YEAR}
-        | [0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}
+        | {_OCTET}(?:\.{_OCTET}){{3}}
         | (?P<isbn>97[89](?:[-\ ]?[0-9]){{10}})
     )(?![0-9]|[-./][0-9])""",
     re.VERBOSE,
@@ -94,7 +97,7 @@ def _windows(
         if not begin.is_border or first in barred:
             continue
         is_near = begin.start - groups[0].start <= _NEAR
-        is_open = begin.start > 0 and text[begin.start - 1] == "("
+        is_open = text[begin.start - 1 : begin.start] + text[begin.end : begin.end + 1] == "()"
         shape = f"({group_lens[first]}" if is_open else str(group_lens[first])
         num_digits = group_lens[first]
         last = first

@@ -48,6 +48,8 @@ def _is_behind_plus(text: str, start: int) -> bool:
 
 def _is_said(rule: NumberRule, around: Around) -> bool:
     """The words beside it do not say that it is something else."""
-    if rule.words is None:
-        return rule.other_words is None or not around.says(rule.other_words)
-    return rule.other_words is None or around.says_last(rule.words, rule.other_words)
+    if rule.other_words is None:
+        return True
+    if rule.words is None or rule.are_words_weak:
+        return not around.says(rule.other_words)
+    return around.says_last(rule.words, rule.other_words)

@@ -14,7 +14,7 @@ from fledge.data.privacy.words import LETTER, any_word
 
 STRONG_WORDS = any_word(
     "phone|tel$|tel.|tel:|telephone|mobile|cell$|cell:|cellphone|fax|whatsapp|sms$|telegram|"
-    "hotline|landline|voicemail|toll|dial$|telefon|handynummer|handy:|handy$|mobil|rufnummer|"
+    "hotline|landline|voicemail|toll|dial$|telefon|telefoon|handynummer|handy:|handy$|mobil|rufnummer|"
     "festnetz|durchwahl|téléphone|tél$|tél.|mon portable|portable:|telefono|teléfono|móvil|movil|"
     "celular|telefone|telemóvel|cellulare|cell.|gsm$|komórk|тел$|тел.|телефон|мобильн|电话|手机|"
     "热线|座机|传真|微信|致电|拨打|來電|电联|電話|携帯|手機|전화|휴대폰|연락처|फोन|फ़ोन|मोबाइल|"
@@ -25,9 +25,7 @@ WEAK_WORDS = any_word(
     "erreich|nummer$|appel|joindre|numéro|numero|número|llám|llam|ligue|ligar|liga$|chiam|zadzwo|"
     "numer$|звон|联系|联络|号码|連絡|番号|번호|नंबर|संपर्क|رقم|номер"
 )
-_ANY_WORDS = re.compile(
-    rf"{STRONG_WORDS.pattern}|{WEAK_WORDS.pattern}|(?<!{LETTER})number(?! of)(?!{LETTER})"
-)
+_HINTS = re.compile(rf"{WEAK_WORDS.pattern}|(?<!{LETTER})number(?! of)(?!{LETTER})")
 _RIGHT_BEFORE = rf"(?<!{LETTER})(?:call|text|ring|reach)(?: me| us)?(?: at| on)?:? ?\n"
 _NAMED = re.compile(f"{STRONG_WORDS.pattern}|{_RIGHT_BEFORE}")
 
@@ -47,7 +45,7 @@ _NATIONAL_LENGTHS = {
 _THREE_DIGITS = re.compile(
     r"2[1-69][0-9]|3[578][0-9]|42[0-3]|50[0-9]|59[0-9]|6[7-9][0-9]|8[058][0-9]|9[679][0-9]"
 )
-_GROUPED = re.compile(r"\(?[0-9]{1,5}(?:[ .\-/()]{1,3}[0-9]{2,8}){1,5}")
+_GROUPED = re.compile(r"\(?[0-9]{1,5}(?:[ .\-/()]{1,3}[0-9]{2,10}){1,5}")
 
 
 def is_international(digits: str) -> bool:
@@ -78,14 +76,20 @@ def _is_dialled_abroad(window: Window) -> bool:
 
 
 def _is_grouped(window: Window) -> bool:
-    """Groups as people write them: not a decimal, not a difference or quotient of two numbers."""
+    """Groups as people write them: no decimal, no difference or quotient."""
     separators = re.findall("[^0-9]+", window.shape)
-    is_decimal = separators == ["."]
-    is_sum = len(separators) == 1 and len(window.digits) < 9 and window.shape != "3-4"
-    is_spaced_sum = any(separator in (" - ", " / ") for separator in separators[1:])
-    if is_decimal or is_sum or (is_spaced_sum and len(set(separators)) > 1):
+    if len(separators) == 1 and len(window.digits) < 9 and separators[0] not in ("-", " "):
+        return False
+    if separators == ["."] or (" - " in separators and len(set(separators)) > 1):
         return False
     return _GROUPED.fullmatch(_spelled(window)) is not None and len(set(window.digits)) > 1
+
+
+def _is_surely_grouped(window: Window) -> bool:
+    """Also no two small numbers with a dash between them, unless as in "555-0199"."""
+    num_groups = len(re.findall("[0-9]+", window.shape))
+    is_pair = num_groups == 2 and len(window.digits) < 9 and window.shape != "3-4"
+    return not is_pair and _is_grouped(window)
 
 
 def _spelled(window: Window) -> str:
@@ -142,7 +146,7 @@ _NATIONAL: tuple[tuple[str, tuple[str, ...], str, float], ...] = (
         "russian",
         (
             *("1 (3) 3-2-2", "1(3)3-2-2", "1-3-3-2-2", "1 3 3-2-2", "1 (3) 3 2 2", "1 3 3 2 2"),
-            "(3) 3-2-2",
+            *("(3) 3-2-2", "1 (3) 3-4", "1(3)3-4"),
         ),
         r"[78]?[3-9][0-9]{9}",
         0.8,
@@ -178,15 +182,24 @@ PHONE_RULES = (
         type="phone",
         kind="grouped, named",
         check=_is_grouped,
-        score=0.7,
+        score=0.87,
         lengths=tuple(range(7, 14)),
-        words=_ANY_WORDS,
+        words=STRONG_WORDS,
+    ),
+    NumberRule(
+        type="phone",
+        kind="grouped, hinted",
+        check=_is_surely_grouped,
+        score=0.65,
+        lengths=tuple(range(7, 14)),
+        words=_HINTS,
+        are_words_weak=True,
     ),
     NumberRule(
         type="phone",
         kind="bare, named",
         check=_is_bare,
-        score=0.7,
+        score=0.87,
         lengths=tuple(range(7, 16)),
         words=_NAMED,
     ),

@@ -8,6 +8,7 @@ LETTER = "[a-z\u00c0-\u024f\u0370-\u052f]"
 
 _LEN_BEFORE = 48
 _LEN_AFTER = 24
+_NEXT_THING = re.compile(r"[,;|\n。，、]")
 
 
 def any_word(words: str) -> re.Pattern[str]:
@@ -46,7 +47,9 @@ class Around(NamedTuple):
 def look_around(text: str, start: int, end: int) -> Around:
     """What stands beside characters `start` to `end`."""
     before = text[max(0, start - _LEN_BEFORE) : start]
-    return Around(before.lower(), text[end : end + _LEN_AFTER].lower())
+    # What follows a comma or a line's end speaks of the next thing.
+    after = _NEXT_THING.split(text[end : end + _LEN_AFTER], maxsplit=1)[0]
+    return Around(before.lower(), after.lower())
 
 
 def _end_of_last(words: re.Pattern[str], text: str) -> int | None:
