@@ -23,6 +23,10 @@ from tests.e2e.conftest import RunProgram
         (("--prompt", "x", "--temperature", -1), 2, "temperature is -1.0"),
         (("--prompt", "x", "--temperature", "warm"), 2, "'--temperature'"),
         (("--prompt", "x", "--max-tokens", 0), 2, "max_tokens is 0"),
+        (("--prompt", "x", "--min-tokens", 300), 2, "min_tokens is 300 and max_tokens is 256"),
+        (("--prompt", "x", "--logit-bias", "13:5"), 2, "'13:5' is not of the form ID=B"),
+        (("--prompt", "x", "--logit-bias", "9999=1"), 2, "logit_bias names token id 9999"),
+        (("--prompt", "x", "--logit-bias", "3=nan"), 2, "logit_bias of token 3 is nan"),
         (("--prompt", "x", "--top-p", 0), 2, "top_p is 0.0"),
         (("--prompt", "x", "--seed", -1), 2, "seed is -1"),
         (("--prompt", "x", "--stop", ""), 2, "a stop text is empty"),
@@ -52,6 +56,15 @@ def test_wrong_use(
     assert outcome.stdout == ""
 
 
+def test_logprobs_need_json(run: RunProgram, target_dir: Path) -> None:
+    outcome = run("generate", "--target", target_dir, "--prompt", "x", "--logprobs", 3)
+    assert outcome.exit_code == 2
+    assert outcome.error == "--logprobs are shown in JSON only; add --json."
+    outcome = run("generate", "--target", target_dir, "--prompt", "x", "--logprobs", 21, "--json")
+    assert outcome.exit_code == 2
+    assert outcome.error == "logprobs is 21; it must be between 0 and 20."
+
+
 def test_unknown_target_gets_a_suggestion(run: RunProgram) -> None:
     outcome = run("generate", "--target", "smolm2-135m-instruct", "--prompt", "x")
     assert outcome.exit_code == 2
@@ -79,7 +92,7 @@ def test_damaged_head(run: RunProgram, target_dir: Path, head_dir: Path, tmp_pat
 def test_unknown_verb_gets_a_suggestion(run: RunProgram) -> None:
     outcome = run("generat")
     assert outcome.exit_code == 2
-    assert "Did you mean 'generate'?" in outcome.error
+    assert "Did you mean 'generate'" in outcome.error
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(

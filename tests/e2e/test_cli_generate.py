@@ -20,6 +20,7 @@ KEYS = {
     "accept_length",
     "cycles",
     "finish_reason",
+    "logprobs",
     "target",
     "target_dir",
     "head",
@@ -126,6 +127,23 @@ def test_stop_text_ends_the_answer(run: RunProgram, target_dir: Path) -> None:
     cut = document(run(*options, "--stop", "not in the answer", "--stop", stop))
     assert cut["text"] == whole[: whole.index(stop)]
     assert cut["finish_reason"] == "stop"
+
+
+def test_fewest_tokens_bias_and_logprobs(run: RunProgram, target_dir: Path, head_dir: Path) -> None:
+    options = ("generate", "--target", target_dir, "--prompt", PROMPT, "--max-tokens", 8, "--json")
+    plain = document(run(*options))
+    assert plain["logprobs"] is None
+    unwanted, wanted = plain["token_ids"][0], plain["token_ids"][0] + 1
+    rules = ("--min-tokens", 8, "--logit-bias", f"{unwanted}=-1e4", "--logprobs", 2)
+    for head in ("none", head_dir):
+        told = document(run(*options, *rules, "--head", head))
+        assert unwanted not in told["token_ids"]
+        assert told["num_tokens"] == len(told["logprobs"]) == 8
+        assert [one["token_id"] for one in told["logprobs"]] == told["token_ids"]
+        assert told["logprobs"][0]["top"][0][0] == unwanted, "logprobs are those before the bias"
+        assert all(len(one["top"]) == 2 for one in told["logprobs"])
+    forced = document(run(*options, "--logit-bias", f"{wanted}=1e4"))
+    assert set(forced["token_ids"]) == {wanted}
 
 
 def test_prompt_from_stdin(run: RunProgram, target_dir: Path) -> None:
