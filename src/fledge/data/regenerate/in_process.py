@@ -19,7 +19,7 @@ from fledge.data.regenerate.dialogue import Dialogue, Question, Reply
 from fledge.data.regenerate.failures import Refused
 from fledge.data.regenerate.worklist import Worklist
 from fledge.engine.engine import Engine
-from fledge.engine.request import Request, RequestMaker
+from fledge.engine.request import Request
 from fledge.engine.sequence import Sequence
 from fledge.models.tokenizer import TargetTokenizer
 
@@ -45,7 +45,6 @@ class EngineAnswerer:
         self._engine = engine
         self._tokenizer: TargetTokenizer = tokenizer
         self._settings = settings
-        self._requests = RequestMaker(engine.target)
 
     def answer(self, worklist: Worklist) -> None:
         """Answer every open row."""
@@ -59,12 +58,15 @@ class EngineAnswerer:
                 if not under_way:
                     return
                 self._engine.step()
-                running = under_way
-                under_way = [pair for pair in running if not pair[1].is_finished]
-                for dialogue, seq in running:
-                    if seq.is_finished:
+                asked, under_way = under_way, []
+                for dialogue, seq in asked:
+                    if seq.error is not None:
+                        worklist.fail(dialogue, str(seq.error))
+                    elif seq.is_finished:
                         worklist.record(dialogue, _reply(seq))
                         self._start(dialogue, worklist, under_way)
+                    else:
+                        under_way.append((dialogue, seq))
         finally:
             self._engine.abort([seq for _, seq in under_way])
 
@@ -96,7 +98,7 @@ class EngineAnswerer:
             top_p=self._settings.top_p,
             seed=question.seed,
         )
-        return self._requests.make(token_ids, params)
+        return self._engine.make_request(token_ids, params)
 
 
 def _reply(seq: Sequence) -> Reply:
