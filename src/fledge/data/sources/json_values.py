@@ -86,8 +86,8 @@ class _Window:
         start = self._at
         try:
             value, end = DECODER.raw_decode(self._text, start)
-            # A number at the end of the window may have more digits.
-            if end < len(self._text) or self._text[start] in '{["':
+            # A number near the end of the window may go on: `1.` of `1.5` is one already.
+            if self._text[start] in '{["' or _SCALAR_END.match(self._text, end):
                 self._at = end
                 return RawRow(number, value, None, end - start)
         except (ValueError, RecursionError):

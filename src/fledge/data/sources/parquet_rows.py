@@ -54,7 +54,7 @@ def _open(stream: BinaryIO, name: str) -> Any:
             "pip install 'fledge[data]'."
         ) from error
     try:
-        return parquet.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
+        return parquet.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     except _DAMAGE as error:
         raise ArtifactError(
             f"{name} begins like a parquet file and is none, or not all of it: {_reason(error)}"
