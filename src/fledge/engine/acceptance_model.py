@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 _ASSUMED_PROBS = (0.6, 0.12, 0.05, 0.03)
 """Conditional probabilities of the best children of a node, before anything was drafted."""
-_SCALE_TOKENS = 4.0
+_SCALE_TOKENS = 8.0
 """Accepted drafts that weigh as much as the assumption that scores are right."""
 _SCALE_RANGE = (0.02, 4.0)
 _GRID_G = np.array([0.0, *NODE_GRID])
@@ -42,8 +42,8 @@ class AcceptanceModel:
         self._num_cycles = 0
         self._accepted = 0.0
         self._expected = 0.0
-        self._reached_D = np.zeros(tree.depth)
-        self._accepted_D = np.zeros(tree.depth)
+        self._reached_D = [0.0] * tree.depth
+        self._accepted_D = [0.0] * tree.depth
 
     @property
     def scale(self) -> float:
@@ -72,14 +72,15 @@ class AcceptanceModel:
     def acceptance(self) -> list[float | None]:
         """Share of walks that went on at each depth, None where none came by."""
         pairs = zip(self._accepted_D, self._reached_D, strict=True)
-        return [None if reached < 0.5 else float(taken / reached) for taken, reached in pairs]
+        return [None if reached < 0.5 else taken / reached for taken, reached in pairs]
 
     def observe(self, report: CycleReport) -> None:
         """Take in a cycle that drafted."""
         num_requests = report.num_drafted
-        # Many requests say in a few cycles what one says in many.
+        # Many requests say in a few cycles what one says in many; what was accepted is said by
+        # chance, what was expected is not.
         window = 8.0 + 56.0 / num_requests
-        kept = math.exp(-1.0 / window)
+        kept = math.exp(-1.0 / (8.0 + 160.0 / num_requests))
         self._num_cycles += 1
         if report.gains is not None:
             self._take_gains(report.gains.double().numpy(), num_requests, window)
@@ -107,14 +108,12 @@ class AcceptanceModel:
         self._last_seen_DP[seen] = self._num_cycles
 
     def _count_depths(self, report: CycleReport, kept: float) -> None:
-        self._reached_D *= kept
-        self._accepted_D *= kept
-        for counts_D, new in (
+        for counts_D, new_D in (
             (self._reached_D, report.reached_D),
             (self._accepted_D, report.accepted_D),
         ):
-            shown = new[: len(counts_D)]
-            counts_D[: len(shown)] += shown
+            for place, count in enumerate(counts_D):
+                counts_D[place] = kept * count + (new_D[place] if place < len(new_D) else 0)
 
 
 def _rising(gains_DPG: Array) -> Array:

@@ -19,7 +19,7 @@ from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, 
 from fledge.engine.outlook import Outlook, Planner
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.plain_guard import PlainGuard
-from fledge.engine.probing import ProbeLedger
+from fledge.engine.probing import Prober
 
 __all__ = [
     "AdaptiveController",
@@ -36,7 +36,8 @@ _CYCLES_PER_MEASUREMENT = 4
 _FEW_REQUESTS = 4
 """Up to so many, every cycle's candidates are measured: one cycle says little."""
 _COLD_CYCLES = 16
-_SURELY_BETTER = 2.0
+_CATCH_UP_CYCLES = 128
+"""Cycles over which drafting again has to earn what catching up costs."""
 
 
 class FixedController:
@@ -69,7 +70,7 @@ class AdaptiveController:
         self._model = AcceptanceModel(tree)
         self._costs = CycleCosts(times)
         self._planner = Planner(tree, self._model, self._costs, max_pass_tokens)
-        self._ledger = ProbeLedger()
+        self._prober = Prober(tree, self._model, self._planner)
         self._guard = PlainGuard()
         self._tokens = _Throughput()
         self._choices: dict[tuple[int, int, int], _Choice] = {}
@@ -79,36 +80,42 @@ class AdaptiveController:
         self._num_drafted = 0
 
     def choose(self, load: Load) -> DraftPlan:
-        self._ledger.tick()
+        self._prober.tick()
         self._guard.tick()
         choice = self._choice(load)
         self._newest = choice
         plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
         if self._guard.is_pausing:
             plan = PLAIN
-        if self._ledger.is_due() and (probe := self._probe(plan, choice.outlook, load)):
-            self._ledger.start()
+        if (probe := self._prober.propose(plan, choice.outlook, load)) is not None:
             return probe
         if plan.is_plain:
             return plan
         self._num_drafted += 1
-        is_measured = (
-            load.num_requests <= _FEW_REQUESTS or self._num_drafted % _CYCLES_PER_MEASUREMENT == 1
-        )
-        return replace(plan, is_measured=is_measured)
+        is_turn = self._num_drafted % _CYCLES_PER_MEASUREMENT == 1
+        return replace(plan, is_measured=is_turn or load.num_requests <= _FEW_REQUESTS)
 
     def observe(self, report: CycleReport) -> None:
         self._num_reports += 1
         self._tokens.add(report)
         self._costs.observe(report)
-        choice = self._newest
-        usual = PLAIN if choice is None or self._guard.is_pausing else choice.plan
-        self._ledger.observe(report, self._planner.rate(usual, report.load))
+        if report.plan.is_probe:
+            self._prober.pay(report, self._usual_rate(report.load))
+        self._prober.save(report.cycle_s)
         if not report.plan.is_plain:
             self._model.observe(report)
+        if not (report.plan.is_plain or report.plan.is_probe):
             self._guard.observe(report, self._planner.rate(PLAIN, report.load))
         if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:
             self._version += 1
+
+    def _usual_rate(self, load: Load) -> float:
+        """What the plan in use is expected to yield."""
+        choice = self._newest
+        if choice is None or self._guard.is_pausing:
+            return self._planner.rate(PLAIN, load)
+        plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
+        return self._planner.rate(plan, load)
 
     def state(self) -> dict[str, object]:
         choice = self._newest
@@ -120,9 +127,8 @@ class AdaptiveController:
             "expected_gain": None if choice is None else choice.expected_gain,
             "acceptance": self._model.acceptance(),
             "acceptance_scale": self._model.scale,
-            "draft_factor": self._costs.draft_factor,
             "advantage": self._guard.advantage,
-            "num_probes": self._ledger.turn,
+            "num_probes": self._prober.num_probes,
             **self._tokens.state(),
         }
 
@@ -156,6 +162,9 @@ class AdaptiveController:
         """The best plan for a load, or the one in use if that is about as good."""
         outlook = self._planner.outlook(load)
         best, best_rate = outlook.best_drafting, outlook.drafting_rate
+        if best is not None:
+            cycle_s = self._planner.emitted(best, load) / best_rate
+            best_rate *= cycle_s / (cycle_s + self._planner.backlog_s(load) / _CATCH_UP_CYCLES)
         if best is None or best_rate <= outlook.plain_rate:
             return self._made(PLAIN, outlook, outlook.plain_rate, load)
         if incumbent is not None:
@@ -175,37 +184,6 @@ class AdaptiveController:
             expected_gain=rate / outlook.plain_rate,
             version=self._version,
         )
-
-    def _probe(self, plan: DraftPlan, outlook: Outlook, load: Load) -> DraftPlan | None:
-        """A cycle that would tell something the plan in use cannot."""
-        best = outlook.best_drafting
-        if best is None:
-            return None
-        usual_rate = self._planner.rate(plan, load)
-        turn = self._ledger.turn
-        if plan.is_plain:
-            small = replace(best, is_measured=True, is_probe=True)
-            large = self._grown(best, load, is_full=True)
-            wanted = large if turn % 4 == 3 and self._is_cheap(large, usual_rate, load) else small
-            return wanted if self._is_cheap(wanted, usual_rate, load) else None
-        if turn % 4 == 2 and usual_rate < _SURELY_BETTER * outlook.plain_rate:
-            return replace(PLAIN, is_probe=True)
-        larger = self._grown(plan, load, is_full=turn % 4 == 1)
-        is_larger = (larger.depth, larger.width) != (plan.depth, plan.width)
-        return larger if is_larger and self._is_cheap(larger, usual_rate, load) else None
-
-    def _grown(self, plan: DraftPlan, load: Load, *, is_full: bool) -> DraftPlan:
-        """The next larger plan, or the largest, with the same number of nodes."""
-        widths = self._model.widths
-        preset = len(widths) if is_full else self._model.preset(plan.width) + 1
-        depth = self._tree.depth if is_full else min(plan.depth + 1, self._tree.depth)
-        width = widths[min(preset, len(widths) - 1)]
-        return DraftPlan(depth, width, plan.nodes, is_measured=True, is_probe=True)
-
-    def _is_cheap(self, plan: DraftPlan, usual_rate: float, load: Load) -> bool:
-        """Whether the ledger lets this probe run, by what it is expected to lose."""
-        lost_share = 1.0 - self._planner.rate(plan, load) / usual_rate
-        return self._ledger.allows(lost_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """How long a cycle will take: head passes, the verify pass, everything else.
 
-Pass times come from `PassTimes`. What they leave out (growing trees, sampling, scheduling) is
-learned from whole cycles: a factor on all head passes, and the rest of a cycle with and without
-drafts.
+Pass times come from `PassTimes` and are corrected by every cycle. What happens between the head
+passes of a cycle, such as growing trees, counts as theirs; what happens outside all passes is
+learned for cycles with and without drafts.
 """
 
 import math
@@ -16,7 +16,6 @@ from fledge.engine.pass_times import PassTimes
 Array = NDArray[np.float64]
 
 _RATE = 0.1
-_LARGEST_SURPRISE = 0.5
 
 
 class CycleCosts:
@@ -24,16 +23,10 @@ class CycleCosts:
 
     def __init__(self, times: PassTimes) -> None:
         self._times = times
-        self._log_factor = 0.0
         self._num_drafted = 0
         self._headless_s = 0.0
         self._other_s: dict[bool, float] = {}
         """The rest of a cycle, by whether it drafts."""
-
-    @property
-    def draft_factor(self) -> float:
-        """Drafting time against the head passes alone."""
-        return math.exp(self._log_factor)
 
     def plain_s(self, load: Load) -> float:
         """A cycle without drafts."""
@@ -52,13 +45,13 @@ class CycleCosts:
         if (head := self._times.head) is None:
             return self._headless_s
         steps_s = (plan.depth - 1) * head.at(num_drafted * plan.width)
-        return self.draft_factor * (head.at(num_extended) + steps_s)
+        return head.at(num_extended) + steps_s
 
     def catch_up_s(self, num_unread: int) -> float:
         """What the head needs for tokens that plain decoding left unread."""
         if (head := self._times.head) is None or num_unread <= 0:
             return 0.0
-        return self.draft_factor * (head.at(num_unread) - head.at(0))
+        return head.at(num_unread) - head.at(0)
 
     def every_drafting_s(
         self, load: Load, depths: Array, widths: Array, nodes: Array, gains: Array
@@ -73,7 +66,7 @@ class CycleCosts:
             # In a steady state the head reads what the cycle before emitted.
             steps_s = (depths - 1.0) * head.seconds(load.num_requests * widths)
             extend_s = head.seconds(load.num_requests * (1.0 + gains))
-            draft_s = self.draft_factor * (extend_s + steps_s)
+            draft_s = extend_s + steps_s
         total: Array = draft_s + verify_s + context_s + self.other_s(True)
         return total
 
@@ -96,14 +89,20 @@ class CycleCosts:
             likely_s = min(report.other_s, 4.0 * before + 1e-4)
             self._other_s[has_drafts] = before + _RATE * (likely_s - before)
         if has_drafts and report.draft_s > 0:
-            self._learn_factor(report)
+            self._learn_drafting(report)
 
-    def _learn_factor(self, report: CycleReport) -> None:
+    def _learn_drafting(self, report: CycleReport) -> None:
         self._num_drafted += 1
         rate = max(_RATE, 1.0 / self._num_drafted)
         self._headless_s += rate * (report.draft_s - self._headless_s)
-        extended = report.num_extended or report.num_drafted
-        expected = self.draft_s(report.num_drafted, report.plan, extended)
-        surprise = math.log(report.draft_s / max(expected, 1e-9))
-        clipped = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._log_factor += rate * clipped
+        if (head := self._times.head) is None:
+            return
+        num_extended = max(report.num_extended, report.num_drafted)
+        step_tokens = report.num_drafted * report.plan.width
+        extend_s = head.at(num_extended)
+        steps_s = (report.plan.depth - 1) * head.at(step_tokens)
+        # Only the sum is known; each size answers for its part of it.
+        surprise = math.log(report.draft_s / max(extend_s + steps_s, 1e-9))
+        head.nudge(num_extended, surprise, extend_s / (extend_s + steps_s))
+        if steps_s > 0:
+            head.nudge(step_tokens, surprise, steps_s / (extend_s + steps_s))

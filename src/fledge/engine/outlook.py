@@ -81,24 +81,22 @@ class Planner:
         emitted = self.emitted(plan, load)
         return emitted / max(self._costs.drafting_s(load, plan, emitted), 1e-9)
 
-    def loss_s(self, plan: DraftPlan, load: Load, usual_rate: float) -> float:
-        """What one cycle of a plan would lose, in seconds, catching up included."""
-        emitted = self.emitted(plan, load)
+    def cycle_s(self, plan: DraftPlan, load: Load) -> float:
+        """Expected seconds of one cycle of a plan now, catching up included."""
         if plan.is_plain:
-            return self._costs.plain_s(load) - emitted / usual_rate
-        num_unread = max(load.num_requests, self.num_unread(plan, load))
-        return self._costs.drafting_s(load, plan, num_unread) - emitted / usual_rate
+            return self._costs.plain_s(load)
+        num_drafted = load.num_requests if plan.num_drafted is None else plan.num_drafted
+        unread = sorted(load.unread)[:num_drafted] if plan.num_drafted else load.unread
+        return self._costs.drafting_s(load, plan, max(num_drafted, sum(unread)))
+
+    def loss_s(self, plan: DraftPlan, load: Load, usual_rate: float) -> float:
+        """What one cycle of a plan would lose now, in seconds."""
+        return self.cycle_s(plan, load) - self.emitted(plan, load) / usual_rate
 
     def backlog_s(self, load: Load) -> float:
         """What drafting for everybody costs once, beyond what every cycle leaves unread."""
-        return self._costs.catch_up_s(sum(load.unread) - load.num_requests)
-
-    @staticmethod
-    def num_unread(plan: DraftPlan, load: Load) -> int:
-        """Tokens the head would have to read for a plan."""
-        if plan.num_drafted is None:
-            return sum(load.unread)
-        return sum(sorted(load.unread)[: plan.num_drafted])
+        usual = load.num_requests * (self._tree.depth + 1)
+        return self._costs.catch_up_s(sum(load.unread) - usual)
 
     def fit(self, plan: DraftPlan, nodes_per_request: float, load: Load) -> DraftPlan:
         """The same plan for another number of requests."""

@@ -26,7 +26,8 @@ _COMMON_RATE = 0.05
 _LOCAL_RATE = 0.2
 _FIRST_RATE = 0.8
 """How far the first passes of a size move it: what is measured at the start may be far off."""
-_FADING = 1 / 1024
+_NUDGES_PER_FADING = 64
+_FADING = 1 / 16
 
 
 class PassCurve:
@@ -35,10 +36,12 @@ class PassCurve:
     def __init__(self, tokens: Sequence[int], seconds: Sequence[float]) -> None:
         self._tokens = [float(number) for number in tokens]
         self._measured: list[float] = rising(np.array(seconds, dtype=float)).tolist()
-        self._common = 0.0
         self._local = [0.0] * len(tokens)
         self._num_seen = [0.0] * len(tokens)
-        self._seconds = list(self._measured)
+        self._common: float = 1.0
+        self._num_nudges = 0
+        self._seconds: list[float] = list(self._measured)
+        """Measured and corrected for its own size, not yet for what is common to all."""
         self._slope = self._steepness()
 
     def at(self, num_tokens: float) -> float:
@@ -46,34 +49,38 @@ class PassCurve:
         tokens, seconds = self._tokens, self._seconds
         upper = bisect_left(tokens, num_tokens)
         if upper == 0:
-            return seconds[0]
+            return self._common * seconds[0]
         if upper == len(tokens):
-            return seconds[-1] + self._slope * (num_tokens - tokens[-1])
-        low, high = tokens[upper - 1], tokens[upper]
-        share = (num_tokens - low) / (high - low)
-        return seconds[upper - 1] + share * (seconds[upper] - seconds[upper - 1])
+            return self._common * (seconds[-1] + self._slope * (num_tokens - tokens[-1]))
+        share = (num_tokens - tokens[upper - 1]) / (tokens[upper] - tokens[upper - 1])
+        rise = seconds[upper] - seconds[upper - 1]
+        return self._common * (seconds[upper - 1] + share * rise)
 
     def seconds(self, num_tokens: Array) -> Array:
         """Expected times of passes of these sizes."""
         inside = np.interp(num_tokens, self._tokens, self._seconds)
-        result: Array = inside + self._slope * (num_tokens - self._tokens[-1]).clip(min=0.0)
+        beyond = self._slope * (num_tokens - self._tokens[-1]).clip(min=0.0)
+        result: Array = self._common * (inside + beyond)
         return result
 
     def refine(self, num_tokens: int, seconds: float) -> None:
         """A pass of this size has taken so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        surprise = math.log(seconds / max(self.at(num_tokens), 1e-9))
-        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._common += _COMMON_RATE * surprise
-        near = self._nearness(num_tokens)
-        for place, measured in enumerate(self._measured):
-            nearness = near.get(place, 0.0)
+        self.nudge(num_tokens, math.log(seconds / max(self.at(num_tokens), 1e-9)))
+
+    def nudge(self, num_tokens: float, surprise: float, weight: float = 1.0) -> None:
+        """Time around this size was off by a factor, given as a logarithm."""
+        step = weight * min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        self._common *= math.exp(_COMMON_RATE * step)
+        for place, nearness in self._nearness(num_tokens):
             rate = max(_LOCAL_RATE, _FIRST_RATE / (1.0 + self._num_seen[place]))
-            self._num_seen[place] += nearness
-            kept = self._local[place] * (1.0 - _FADING * (1.0 - nearness))
-            self._local[place] = kept + rate * surprise * nearness
-            self._seconds[place] = measured * math.exp(self._common + self._local[place])
+            self._num_seen[place] += weight * nearness
+            self._move(place, self._local[place] + rate * step * nearness)
+        self._num_nudges += 1
+        if self._num_nudges % _NUDGES_PER_FADING == 0:
+            for place, local in enumerate(self._local):
+                self._move(place, local * (1.0 - _FADING))
         self._slope = self._steepness()
 
     def to_json(self) -> dict[str, list[float]]:
@@ -95,14 +102,18 @@ class PassCurve:
             )
         return cls(tokens, seconds)
 
-    def _nearness(self, num_tokens: int) -> dict[int, float]:
+    def _move(self, place: int, local: float) -> None:
+        self._local[place] = local
+        self._seconds[place] = self._measured[place] * math.exp(local)
+
+    def _nearness(self, num_tokens: float) -> tuple[tuple[int, float], ...]:
         """The measured sizes around this one, 1 shared between them by distance."""
         upper = bisect_left(self._tokens, num_tokens)
         if upper in (0, len(self._tokens)):
-            return {min(upper, len(self._tokens) - 1): 1.0}
+            return ((min(upper, len(self._tokens) - 1), 1.0),)
         low, high = self._tokens[upper - 1], self._tokens[upper]
         share = (num_tokens - low) / (high - low)
-        return {upper - 1: 1.0 - share, upper: share}
+        return ((upper - 1, 1.0 - share), (upper, share))
 
     def _steepness(self) -> float:
         """Seconds per token beyond the largest measured size."""

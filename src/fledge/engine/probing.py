@@ -1,63 +1,130 @@
-"""When to run a cycle for what it teaches, and what that may cost.
+"""Cycles that are run for what they teach, and what they may cost.
 
-A ledger grows by a small share of all time and pays for probes. A probe costs its time less what
-its tokens would have taken otherwise, so probes that turn out well pay for more of them, and the
-controller finds out quickly when drafting begins to pay. Expensive probes are followed by a long
-silence.
+A small share of all time is saved up and pays for probes. A probe costs its time less what its
+tokens would have taken otherwise, so probes that turn out well pay for more of them, and the
+controller finds out quickly when drafting begins to pay.
+
+While decoding plainly the head falls behind, and reading what it missed is the dearest part of a
+probe. A probe then drafts for a few requests only, those that are least behind, as many as there is
+time for.
 """
 
-from fledge.engine.draft_plan import CycleReport
+from collections.abc import Iterator
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.acceptance_model import AcceptanceModel
+from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
+from fledge.engine.outlook import Outlook, Planner
 
 SHARE = 0.01
 """Of all time, what probes may cost on average."""
 _MIN_INTERVAL = 6
-"""Cycles between probes; their reports come late."""
-_MAX_SAVED_CYCLES = 2.0
-"""Cycles' worth of time the ledger holds at most."""
-_LARGEST_PROBE_CYCLES = 0.4
-"""A probe that costs more than so many cycles is left for a rare occasion."""
-_RARE = 8
+"""Cycles between probes."""
+_LONG_WAIT = 64
+"""Cycles after which a report is given up, and after which a probe may be poor."""
+_MOST_SAVED = 0.05
+"""Largest saving, as a share of the time since the start; at least one cycle."""
+_FEWEST = 1 / 16
+"""Of the requests, how many a probe should ask for."""
+_SURELY_BETTER = 2.0
+"""Drafting that is expected to gain so much is not compared with plain decoding."""
 
 
-class ProbeLedger:
-    """Time set aside for probes, and which kind is next."""
+class Prober:
+    """Decides when to probe and with what plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: TreeSettings, model: AcceptanceModel, planner: Planner) -> None:
+        self._tree = tree
+        self._model = model
+        self._planner = planner
         self._saved_s = 0.0
+        self._cycle_s = 0.0
         self._num_cycles = 0
         self._last_probe = 0
-        self._num_probes = 0
         self._is_out = False
+        self.num_probes = 0
 
     def tick(self) -> None:
         """A cycle is about to start."""
         self._num_cycles += 1
 
-    def is_due(self) -> bool:
-        """Whether there is time for a probe now."""
+    def save(self, cycle_s: float) -> None:
+        """A cycle has ended."""
+        self._cycle_s += max(0.05, 1 / (self._num_cycles + 1)) * (cycle_s - self._cycle_s)
+        most_s = max(1.0, _MOST_SAVED * self._num_cycles) * self._cycle_s
+        self._saved_s = min(self._saved_s + SHARE * cycle_s, most_s)
+
+    def pay(self, report: CycleReport, usual_rate: float) -> None:
+        """A probe has ended; otherwise its tokens would have come at the usual rate."""
+        self._is_out = False
+        # A stutter of the machine is not the probe's to pay.
+        likely_s = min(report.cycle_s, 2.0 * self._planner.cycle_s(report.plan, report.load))
+        self._saved_s -= likely_s - report.emitted / usual_rate
+
+    def propose(self, plan: DraftPlan, outlook: Outlook, load: Load) -> DraftPlan | None:
+        """A cycle that would tell something the plan in use cannot, if there is time for one."""
         since = self._num_cycles - self._last_probe
-        is_waiting = self._is_out and since < 8 * _MIN_INTERVAL
-        return self._saved_s >= 0 and since >= _MIN_INTERVAL and not is_waiting
+        if since < _MIN_INTERVAL or (self._is_out and since < _LONG_WAIT) or self._saved_s < 0:
+            return None
+        if outlook.best_drafting is None:
+            return None
+        usual_rate = self._planner.rate(plan, load)
+        options = (
+            self._drafting(outlook.best_drafting, load)
+            if plan.is_plain
+            else self._other(plan, load, usual_rate < _SURELY_BETTER * outlook.plain_rate)
+        )
+        for probe in options:
+            if self._planner.loss_s(probe, load, usual_rate) <= self._saved_s:
+                self._last_probe = self._num_cycles
+                self._is_out = True
+                self.num_probes += 1
+                return probe
+        # Look again soon, but not in every cycle.
+        self._last_probe = self._num_cycles - _MIN_INTERVAL // 2
+        return None
 
-    def start(self) -> None:
-        """A probe is about to run."""
-        self._last_probe = self._num_cycles
-        self._num_probes += 1
-        self._is_out = True
+    def _drafting(self, best: DraftPlan, load: Load) -> Iterator[DraftPlan]:
+        """From plain decoding: drafts for as many requests as possible."""
+        widest = self._model.widths[-1]
+        fewest = max(1, round(_FEWEST * load.num_requests))
+        most = 1 << (load.num_requests.bit_length() - 1)
+        counts = [most >> i for i in range(most.bit_length()) if most >> i >= fewest]
+        if self.num_probes % 4 == 3:
+            yield from (self._for_some(count, self._tree.depth, widest, best) for count in counts)
+        for count in counts:
+            if self.num_probes % 2 == 0:
+                yield self._for_some(count, best.depth, best.width, best)
+            else:
+                # Deep enough for as many nodes as the plan would have: its pass is timed too.
+                wanted = -(-best.nodes // count) - widest
+                depth = min(max(best.depth, 1 - (-wanted // widest**2)), self._tree.depth)
+                yield self._for_some(count, depth, widest, best)
 
-    def allows(self, extra_cycles: float) -> bool:
-        """Whether a probe of this cost, in cycles, may run now."""
-        return extra_cycles <= _LARGEST_PROBE_CYCLES or self._num_probes % _RARE == _RARE - 1
+    def _for_some(self, count: int, depth: int, width: int, best: DraftPlan) -> DraftPlan:
+        num_candidates = width + (depth - 1) * width**2
+        nodes = min(best.nodes, count * min(num_candidates, self._tree.budget))
+        return DraftPlan(depth, width, nodes, num_drafted=count, is_measured=True, is_probe=True)
 
-    @property
-    def turn(self) -> int:
-        """Counts probes, for kinds that take turns."""
-        return self._num_probes
-
-    def observe(self, report: CycleReport, usual_rate: float) -> None:
-        """A cycle has ended; `usual_rate` is what the plan in use yields, in tokens per second."""
-        self._saved_s += SHARE * report.cycle_s
-        if report.plan.is_probe:
-            self._is_out = False
-            self._saved_s -= report.cycle_s - report.emitted / usual_rate
-        self._saved_s = min(self._saved_s, _MAX_SAVED_CYCLES * report.cycle_s)
+    def _other(self, plan: DraftPlan, load: Load, is_plain_near: bool) -> Iterator[DraftPlan]:
+        """From drafting: no drafts, the largest tree, more nodes, or the next larger tree."""
+        turn = self.num_probes % 4
+        if is_plain_near and turn == 0:
+            yield DraftPlan(0, 0, 0, is_probe=True)
+        widths = self._model.widths
+        next_depth = min(plan.depth + 1, self._tree.depth)
+        next_width = widths[min(self._model.preset(plan.width) + 1, len(widths) - 1)]
+        shapes = [
+            (next_depth, next_width, plan.nodes),
+            (plan.depth, next_width, plan.nodes),
+            (next_depth, plan.width, plan.nodes),
+        ]
+        if turn == 1:
+            shapes.insert(0, (self._tree.depth, widths[-1], plan.nodes))
+        if turn == 2:
+            # Times of larger passes would otherwise be believed, wrong or not, and never seen.
+            more = min(2 * plan.nodes, self._planner.max_nodes(load))
+            shapes.insert(0, (next_depth, next_width, more))
+        for depth, width, nodes in shapes:
+            if (depth, width, nodes) != (plan.depth, plan.width, plan.nodes):
+                yield DraftPlan(depth, width, nodes, is_measured=True, is_probe=True)
