@@ -40,11 +40,44 @@ _MAX_WAITING = 4096
 _NUMBER = re.compile(r"\d+")
 
 
-class _Probe(NamedTuple):
+class Probe(NamedTuple):
     """What a text that is long enough is looked up by."""
 
     keys: list[int]
     signature: bytes
+
+
+class Trace(NamedTuple):
+    """All that the index needs of a row."""
+
+    text_hash: int
+    probe: Probe | None
+
+
+class Tracer:
+    """From rows to traces: most of the work, and it needs no index."""
+
+    def __init__(self, settings: DuplicateSettings) -> None:
+        self._settings = settings
+        self._hasher = MinHasher(settings.threshold)
+
+    def trace(self, conversation: Conversation) -> Trace:
+        side = prompt_side(conversation)
+        return Trace(text_hash(side), self.probe(side))
+
+    def probe(self, side: PromptSide) -> Probe | None:
+        words = split_words(side.turns) if self._settings.near else []
+        if len(words) < MIN_WORDS:
+            return None
+        numbers = " ".join(sorted(_NUMBER.findall(side.turns)))
+        minima = self._hasher.minima(words)
+        keys = self._hasher.keys(minima, _hash(numbers) ^ _frame_key(side.frame))
+        return Probe(keys, pack(minima))
+
+
+def text_hash(side: PromptSide) -> int:
+    """Equal for texts that are equal; SQLite's integers have a sign, so a bit is dropped."""
+    return _hash("\n\n".join(side)) >> 1
 
 
 class DuplicateIndex:
@@ -52,7 +85,7 @@ class DuplicateIndex:
 
     def __init__(self, path: Path, settings: DuplicateSettings) -> None:
         self._settings = settings
-        self._hasher = MinHasher(settings.threshold)
+        self._tracer = Tracer(settings)
         traits = {
             "layout": LAYOUT,
             "exact": settings.exact,
@@ -65,10 +98,18 @@ class DuplicateIndex:
     def check(self, conversation: Conversation) -> Duplicate | None:
         """Whether an earlier row asks the same; a new one is remembered."""
         side = prompt_side(conversation)
-        hashed = _hash("\n\n".join(side)) >> 1  # SQLite's integers have a sign
-        if self._settings.exact and self._has_text(hashed):
+        hashed = text_hash(side)
+        if self._has_text(hashed):
             return "exact"
-        probe = self._probe(side) if self._settings.near else None
+        return self._check_new(hashed, self._tracer.probe(side))
+
+    def check_trace(self, trace: Trace) -> Duplicate | None:
+        """The same for a row that was traced elsewhere."""
+        if self._has_text(trace.text_hash):
+            return "exact"
+        return self._check_new(*trace)
+
+    def _check_new(self, hashed: int, probe: Probe | None) -> Duplicate | None:
         if probe is not None:
             bucket_sizes: dict[int, int] = {}
             if self._find_similar(probe, bucket_sizes):
@@ -118,18 +159,11 @@ class DuplicateIndex:
         self.close()
 
     def _has_text(self, hashed: int) -> bool:
+        if not self._settings.exact:
+            return False
         return hashed in self._new_texts or self._store.has_text(hashed)
 
-    def _probe(self, side: PromptSide) -> _Probe | None:
-        words = split_words(side.turns)
-        if len(words) < MIN_WORDS:
-            return None
-        numbers = " ".join(sorted(_NUMBER.findall(side.turns)))
-        minima = self._hasher.minima(words)
-        keys = self._hasher.keys(minima, _hash(numbers) ^ _frame_key(side.frame))
-        return _Probe(keys, pack(minima))
-
-    def _find_similar(self, probe: _Probe, bucket_sizes: dict[int, int]) -> bool:
+    def _find_similar(self, probe: Probe, bucket_sizes: dict[int, int]) -> bool:
         """Compare with every row that shares a key; notes how many share which."""
         pairs = self._store.find_buckets(probe.keys)
         pairs += [(key, row) for key in probe.keys for row in self._new_bands.get(key, ())]
@@ -143,7 +177,7 @@ class DuplicateIndex:
                     return True
         return False
 
-    def _remember_probe(self, probe: _Probe, bucket_sizes: Mapping[int, int]) -> None:
+    def _remember_probe(self, probe: Probe, bucket_sizes: Mapping[int, int]) -> None:
         row = self.num_rows + 1
         self._new_signatures[row] = probe.signature
         for key in probe.keys:
