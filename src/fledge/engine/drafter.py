@@ -28,6 +28,9 @@ from fledge.ops.attention import AttentionSpec
 from fledge.ops.paged import BlockTables, FrontierPass, Pass, TreePass, make_tree_pass
 from fledge.ops.tree import TreeBatch, root_only, select_trees
 
+_FEW_ROWS = 64
+"""Requests that read no more than this are attended together."""
+
 _ENTRIES, _FEATURES = 0, 1
 """Rows of the head's memory: its keys and values, and the fused features it reads."""
 
@@ -203,6 +206,7 @@ class HeadDrafter:
             trees=None,
             num_rows=len(tokens),
             tables=tables,
+            num_short=len(sequences) if max(counts) <= _FEW_ROWS else 0,
             first_number=1,
         )
         before_T = tables.slots(self.window, packed.request_T, packed.numbers_T - 1)

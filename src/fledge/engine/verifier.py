@@ -82,7 +82,7 @@ class Verifier:
         chunks = [*((seq, 1) for seq in decoding), *plan.finishing, *plan.reading]
         walkers = [seq for seq, _ in chunks[: len(decoding) + len(plan.finishing)]]
         num_decode_rows = len(decoding) + (trees.num_drafts if trees is not None else 0)
-        packed = self._pack(chunks, trees)
+        packed = self._pack(chunks, len(decoding), trees)
         output = self._target.forward(
             packed,
             self._cache.target_memory,
@@ -111,7 +111,9 @@ class Verifier:
     def _device(self) -> torch.device:
         return self._target.device
 
-    def _pack(self, chunks: list[tuple[Sequence, int]], trees: TreeBatch | None) -> TreePass:
+    def _pack(
+        self, chunks: list[tuple[Sequence, int]], num_decoding: int, trees: TreeBatch | None
+    ) -> TreePass:
         tokens = [
             token
             for seq, chunk in chunks
@@ -129,6 +131,7 @@ class Verifier:
             trees=trees,
             num_rows=len(tokens) + (trees.num_drafts if trees is not None else 0),
             tables=self._cache.tables([seq for seq, _ in chunks]),
+            num_short=num_decoding,
             last_position=self._target.context_len - 1,
         )
 

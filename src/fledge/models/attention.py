@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from fledge.contracts.errors import MismatchError
-from fledge.ops.attention import AttentionSpec, attend_fast
+from fledge.ops.attention import AttentionSpec, attend_fast, attend_padded, can_be_padded
 from fledge.ops.kv import KVMemory
 from fledge.ops.paged import Pass
 
@@ -40,8 +40,13 @@ def attend_packed(
     """Store the pass's keys and values, then attend segment by segment; returns [T, H, D]."""
     view, pool = packed.view(spec.window), memory.for_window(spec.window)
     pool.write(layer, view.write_slots_T, keys_TGD, values_TGD)
-    outputs = []
-    for segment in view.segments:
+    if view.padded is not None and can_be_padded(spec):
+        first = view.padded.rows_BQ.shape[0]
+        keys_BKGD, values_BKGD = pool.read(layer, view.padded.slots_BK)
+        outputs = [attend_padded(query_THD, keys_BKGD, values_BKGD, view.padded, spec)]
+    else:
+        first, outputs = 0, []
+    for segment in view.segments(first):
         keys_KGD, values_KGD = pool.read(layer, segment.key_slots_K)
         outputs.append(attend_fast(query_THD[segment.rows], keys_KGD, values_KGD, segment, spec))
     return torch.cat(outputs)

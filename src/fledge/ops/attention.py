@@ -1,8 +1,8 @@
 """Attention of a packed pass over cached keys.
 
 `attend_plain` is the reference: every score in view. `attend_fast` uses torch's fused attention
-where it can express the layer (no soft-cap, no sinks) and the reference elsewhere. Both honour the
-segment's visibility and the layer's window.
+where it can express the layer (no soft-cap, no sinks) and the reference elsewhere; `attend_padded`
+does so for many short requests in one call. All honour visibility and the layer's window.
 
 Legend: T tokens of the pass, Q of one segment, K keys, H query heads, G key heads, D head size.
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.ops.packed import Segment
+from fledge.ops.packed import PaddedRequests, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def attend_fast(
     query_QHD: Tensor, keys_KGD: Tensor, values_KGD: Tensor, segment: Segment, spec: AttentionSpec
 ) -> Tensor:
     """Attention of one segment through torch's fused kernel; returns [Q, H, D]."""
-    if spec.soft_cap is not None or spec.sinks_H is not None:
+    if not can_be_padded(spec):
         return attend_plain(query_QHD, keys_KGD, values_KGD, segment, spec)
     is_causal = segment.is_whole_causal(spec.window)
     out_1HQD = F.scaled_dot_product_attention(
@@ -64,3 +64,28 @@ def attend_fast(
         enable_gqa=query_QHD.shape[1] != keys_KGD.shape[1],
     )
     return out_1HQD[0].transpose(0, 1)
+
+
+def can_be_padded(spec: AttentionSpec) -> bool:
+    """Whether torch's fused attention can express the layer."""
+    return spec.soft_cap is None and spec.sinks_H is None
+
+
+def attend_padded(
+    query_THD: Tensor,
+    keys_BKGD: Tensor,
+    values_BKGD: Tensor,
+    padded: PaddedRequests,
+    spec: AttentionSpec,
+) -> Tensor:
+    """Attention of the padded requests; returns [T, H, D] for their rows of the pass."""
+    out_BHQD = F.scaled_dot_product_attention(
+        query_THD[padded.rows_BQ].transpose(1, 2),
+        keys_BKGD.transpose(1, 2),
+        values_BKGD.transpose(1, 2),
+        attn_mask=padded.mask_BQK[:, None],
+        scale=spec.scale,
+        enable_gqa=query_THD.shape[1] != keys_BKGD.shape[2],
+    )
+    request_T, row_T = padded.place_T
+    return out_BHQD.transpose(1, 2)[request_T, row_T]

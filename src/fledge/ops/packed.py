@@ -11,6 +11,7 @@ Inside a draft tree `visible_QK` says "is an ancestor or the node itself". A sli
 it further, and counts positions, never slots: siblings share a position.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -71,13 +72,41 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedRequests:
+    """The first requests of a pass side by side, padded to the longest: one call attends them all.
+
+    Legend: B requests, Q rows of the longest, K keys of the longest, T their rows in the pass.
+    """
+
+    rows_BQ: Tensor
+    """Row of the pass; padding repeats a real row."""
+
+    slots_BK: Tensor
+    """Padding repeats a slot that was written: what it holds is masked, but must be numbers."""
+
+    mask_BQK: Tensor
+    place_T: tuple[Tensor, Tensor]
+    """Request and row within it of each row of the pass."""
+
+
+@dataclass(frozen=True, slots=True)
 class PassView:
     """A pass as layers with one kind of attention see it."""
 
     write_slots_T: Tensor
     """Where each new token's key and value go."""
 
-    segments: tuple[Segment, ...]
+    padded: PaddedRequests | None
+    """Requests with few rows each, if that pays."""
+
+    make_segments: Callable[[int], tuple[Segment, ...]]
+    made: dict[int, tuple[Segment, ...]] = field(default_factory=dict, compare=False)
+
+    def segments(self, first: int = 0) -> tuple[Segment, ...]:
+        """One by one, from the given request on; made once and shared by all layers."""
+        if first not in self.made:
+            self.made[first] = self.make_segments(first)
+        return self.made[first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +126,7 @@ class PackedPass:
 
     def view(self, window: int | None) -> PassView:
         del window
-        return PassView(self.write_slots_T, self.segments)
+        return PassView(self.write_slots_T, None, lambda first: self.segments[first:])
 
 
 @dataclass(frozen=True, slots=True)

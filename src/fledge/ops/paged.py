@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.packed import PassView, Segment
+from fledge.ops.padding import pad_frontier, pad_tree_pass
 from fledge.ops.tree import TreeBatch, ancestors
 
 
@@ -66,6 +67,9 @@ class TreePass:
     """Ancestors of each tree node; None when nobody has drafts."""
 
     tables: BlockTables
+    num_short: int
+    """How many requests, from the first on, have few rows; the others read long chunks."""
+
     first_number: int = 0
     """Numbers below it were never stored: a head has no entry for token 0."""
 
@@ -84,13 +88,17 @@ class TreePass:
     def view(self, window: int | None) -> PassView:
         if window not in self.views:
             slots_T = self.tables.slots(window, self.request_T, self.numbers_T)
-            self.views[window] = PassView(slots_T, self._segments(window))
+            self.views[window] = PassView(
+                slots_T, pad_tree_pass(self, window), lambda first: self._segments(window, first)
+            )
         return self.views[window]
 
-    def _segments(self, window: int | None) -> tuple[Segment, ...]:
+    def _segments(self, window: int | None, first_request: int) -> tuple[Segment, ...]:
         lengths = torch.stack([self.starts_B, self.num_rows_B, self.context_B, self.chain_B])
         segments = []
         for request, (start, num_rows, context, chain) in enumerate(lengths.t().tolist()):
+            if request < first_request:
+                continue
             first = self.first_number
             if window is not None:
                 first = max(first, context - window + 1)
@@ -135,6 +143,7 @@ def make_tree_pass(
     trees: TreeBatch | None,
     num_rows: int,
     tables: BlockTables,
+    num_short: int,
     last_position: int | None = None,
     first_number: int = 0,
 ) -> TreePass:
@@ -174,6 +183,7 @@ def make_tree_pass(
         chain_B=chain_B,
         seen_BNN=seen_BNN,
         tables=tables,
+        num_short=num_short,
         first_number=first_number,
     )
 
@@ -212,9 +222,19 @@ class FrontierPass:
         newest_W = torch.arange(num_scratch - width, num_scratch, device=device)
         requests_T = torch.arange(num_requests, device=device).repeat_interleave(width)
         numbers_T = (self.context_B[:, None] + newest_W).flatten()
-        segments = []
+        slots_T = self.tables.slots(window, requests_T, numbers_T)
+        return PassView(
+            slots_T, pad_frontier(self, window), lambda first: self._segments(window, first)
+        )
+
+    def _segments(self, window: int | None, first_request: int) -> tuple[Segment, ...]:
+        _, width, num_scratch = self.visible_BWS.shape
+        device = self.context_B.device
         depths_S = torch.arange(self.level, device=device).repeat_interleave(width)
+        segments = []
         for request, context in enumerate(self.context_B.tolist()):
+            if request < first_request:
+                continue
             first = self.first_number
             if window is not None:
                 # The first of the scratch levels is at the position of the context's length.
@@ -222,17 +242,16 @@ class FrontierPass:
             numbers_K = torch.arange(min(first, context), context + num_scratch, device=device)
             num_context = numbers_K.shape[0] - num_scratch
             sees_context = self.visible_BWS.new_ones(width, num_context)
-            rows = slice(request * width, (request + 1) * width)
             segments.append(
                 Segment(
                     start=request * width,
                     key_slots_K=self.tables.slots(window, request, numbers_K),
                     key_positions_K=torch.cat([numbers_K[:num_context], context + depths_S]),
-                    query_positions_Q=self.positions_T[rows],
+                    query_positions_Q=self.positions_T[request * width : (request + 1) * width],
                     visible_QK=torch.cat([sees_context, self.visible_BWS[request]], dim=1),
                 )
             )
-        return PassView(self.tables.slots(window, requests_T, numbers_T), tuple(segments))
+        return tuple(segments)
 
 
 class Pass(Protocol):
