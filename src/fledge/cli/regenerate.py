@@ -14,7 +14,7 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import Recipe, load_recipe
 from fledge.contracts.settings import EngineSettings
-from fledge.store.capacity import format_bytes
+from fledge.store.capacity import format_bytes, free_bytes, require_disk
 
 if TYPE_CHECKING:
     from fledge.data.regenerate.stage import Answerer, Preview
@@ -113,7 +113,7 @@ def regenerate(
 
     One JSON document comes with --json: out, model, fingerprint, rows_in, rows, answers, failed,
     dropped, cut_short, finish_reasons, temperatures. With --plan as well: rows, rows_done,
-    rows_to_ask, questions, estimated_bytes, is_finished.
+    rows_to_ask, questions, needed_bytes, free_bytes, is_finished.
     """
     from fledge.data.regenerate import stage
 
@@ -121,7 +121,7 @@ def regenerate(
     settings = chosen.regenerate
     progress = terminal_progress()
     if plan:
-        _show_plan(stage.preview(conversations, out, settings, progress=progress), json=json)
+        _show_plan(stage.preview(conversations, out, settings, progress=progress), out, json=json)
         return
     # Before a target is loaded or a server asked: a wrong path should cost nothing.
     stage.plan_of(conversations, settings, {})
@@ -174,17 +174,19 @@ def _by_url(
     return way(endpoint, name, settings, progress)
 
 
-def _show_plan(preview: "Preview", *, json: bool) -> None:
+def _show_plan(preview: "Preview", out: Path, *, json: bool) -> None:
+    free = free_bytes(out)
     if json:
-        print_json(asdict(preview))
-        return
-    if preview.is_finished:
-        say(f"finished: all of {count(preview.rows, 'row')} are answered.")
-        return
-    say(f"{count(preview.rows, 'row')}, {preview.rows_done:,} answered before")
-    questions, rows = count(preview.questions, "question"), count(preview.rows_to_ask, "row")
-    say(f"{questions} about {rows} to ask")
-    say(f"about {format_bytes(preview.estimated_bytes)} of disk, journal included")
+        print_json({"out": str(out), **asdict(preview), "free_bytes": free})
+    else:
+        questions, rows = count(preview.questions, "question"), count(preview.rows_to_ask, "row")
+        print(
+            f"reads: {count(preview.rows, 'row')}, {preview.rows_done:,} of them answered before\n"
+            f"asks: {questions} about {rows}\n"
+            f"writes: about {format_bytes(preview.needed_bytes)} into {out} "
+            f"({format_bytes(free)} free), the journal included"
+        )
+    require_disk(out, preview.needed_bytes, "the answers", place="output")
 
 
 def _show(out: Path, model: str, manifest: "Manifest", *, json: bool) -> None:
@@ -197,3 +199,4 @@ def _show(out: Path, model: str, manifest: "Manifest", *, json: bool) -> None:
         say(f"{count(number, 'row')} left out: {reason}")
     if counts["failed"]:
         say(f"{count(counts['failed'], 'row')} without an answer; {out / 'failed.jsonl'} says why")
+    print(out)

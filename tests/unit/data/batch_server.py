@@ -44,7 +44,7 @@ class BatchServer(FlakyServer):
         boundary = request.headers["content-type"].split("boundary=")[1].encode()
         parts = request.body.split(b"--" + boundary)
         named = {
-            re.search(rb'name="(\w+)"', head)[1]: body.removesuffix(b"\r\n")  # type: ignore[index]
+            re.findall(rb'name="(\w+)"', head)[0]: body.removesuffix(b"\r\n")
             for head, _, body in (part.partition(b"\r\n\r\n") for part in parts[1:-1])
         }
         assert named[b"purpose"] == b"batch"

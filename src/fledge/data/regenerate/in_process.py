@@ -51,6 +51,7 @@ class EngineAnswerer:
         num_places = self._engine.settings.max_requests * (1 + _WAITING_PER_RUNNING)
         dialogues = worklist.pending()
         under_way: list[tuple[Dialogue, Sequence]] = []
+        asked: list[tuple[Dialogue, Sequence]] = []
         try:
             while True:
                 while len(under_way) < num_places and (dialogue := next(dialogues, None)):
@@ -68,7 +69,7 @@ class EngineAnswerer:
                     else:
                         under_way.append((dialogue, seq))
         finally:
-            self._engine.abort([seq for _, seq in under_way])
+            self._engine.abort([seq for _, seq in [*asked, *under_way]])
 
     def _start(
         self,

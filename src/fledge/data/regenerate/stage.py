@@ -55,8 +55,8 @@ class Preview:
     questions: int
     """Questions about the rows to ask, if no conversation ends early."""
 
-    estimated_bytes: int
-    """Room that journal and output take together, at most some time before the end."""
+    needed_bytes: int
+    """Room on disk that journal and output still take."""
 
     is_finished: bool
 
@@ -125,7 +125,7 @@ def preview(
             rows_done=sum(is_done),
             rows_to_ask=num_to_ask,
             questions=num_questions,
-            estimated_bytes=0 if is_finished else _needed_bytes(rows, settings, journal),
+            needed_bytes=0 if is_finished else _needed_bytes(rows, settings, journal),
             is_finished=is_finished,
         )
 
