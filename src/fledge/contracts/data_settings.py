@@ -141,6 +141,9 @@ class SelfSettings:
 
     rows: int = 1000
     temperature: float = 1.0
+    top_p: float = 0.9
+    """Small targets write nonsense when they may choose any token."""
+
     max_tokens: int = 256
     system_prompts: tuple[str, ...] = ()
     """Empty takes the built-in list; so do topics and languages."""
@@ -151,6 +154,7 @@ class SelfSettings:
     def __post_init__(self) -> None:
         _check_range("rows", self.rows, 1)
         _check_range("temperature", self.temperature, 0.1, 5.0)
+        _check_range("top_p", self.top_p, 0.01, 1)
         _check_range("max_tokens", self.max_tokens, 4)
 
 

@@ -1,28 +1,255 @@
-"""Prompts that the target writes itself: no third party's licence, no personal data."""
+"""Prompts that the target writes itself: no third party's licence, no personal data.
 
-from collections.abc import Iterator
+A chat target is sampled from the place where its template has the user begin to write; topic and
+language are given in a system prompt. Where the template has no place for one, and for targets
+without a template, some texts are begun for it instead.
+
+Tries are numbered. Everything about a try, its seed included, follows from the run's seed, the
+source's name and its number, so the same run yields the same rows.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
-from fledge.contracts.conversation import Conversation
-from fledge.contracts.data_settings import SelfSettings, SourceSettings
-from fledge.contracts.progress import Progress
+import xxhash
+
+from fledge.contracts.conversation import Conversation, Message, Origin
+from fledge.contracts.data_settings import SELF, SelfSettings, SourceSettings
+from fledge.contracts.errors import ConfigError
+from fledge.contracts.outputs import Completion
+from fledge.contracts.progress import Progress, SilentProgress
+from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.toml_settings import to_plain
+from fledge.data.prompt_text import fold, split_words
+from fledge.data.self_filter import DiversityMeter, SelfPromptReport, find_flaw
+from fledge.data.self_journal import Draft, SelfJournal
+from fledge.data.self_topics import LANGUAGES, SYSTEM_PROMPTS, TOPICS, Language
+from fledge.data.user_turns import UserTurns
 from fledge.engine.engine import Engine
+
+_BATCH_TRIES = 64
+_TRIES_PER_ROW = 5
+"""A target that needs more tries than this is not fit for writing prompts."""
+
+_SPARE_TRIES = 64
+_HINT = "You talk with a user about"
+_DAY = date(2025, 1, 1)
+"""What templates that write today's date are told: rows must not depend on the day."""
+
+_RAW_TOKENS = (8, 64)
+"""Fewest and most tokens by which a raw text is continued: it has no end of its own."""
+
+
+class Try(NamedTuple):
+    """What one try asks for."""
+
+    seed: int
+    system: str
+    """The system prompt that the row gets; empty for none."""
+
+    language: Language
+    lead_ids: list[int]
+    opener_ids: list[int]
+    max_tokens: int
 
 
 class SelfPromptWriter:
     """Asks a target for user prompts by sampling where its chat template puts them.
 
-    With a `journal`, every batch of tries is written down; a run that was interrupted reads it
-    instead of asking again, and yields the same rows from the first on.
+    With a `journal`, a directory, every batch of tries is written down; a run that was interrupted
+    reads it instead of asking again, and yields the same rows from the first on.
     """
 
     def __init__(
         self, engine: Engine, *, progress: Progress | None = None, journal: Path | None = None
     ) -> None:
-        raise NotImplementedError
+        if engine.target.tokenizer is None:
+            raise ConfigError("this target has no tokenizer, so it cannot write prompts.")
+        self._engine = engine
+        self._tokenizer = engine.target.tokenizer.on_day(_DAY)
+        self._progress = progress or SilentProgress()
+        self._journal = journal
+        self._turns = UserTurns(self._tokenizer)
+        self._marks = {*self._turns.marks, _HINT}
+        self._meters: dict[str, DiversityMeter] = {}
 
     def __call__(
         self, source: SourceSettings, settings: SelfSettings, seed: int
     ) -> Iterator[Conversation]:
         """`settings.rows` usable prompts that all differ, or fewer when tries run out."""
-        raise NotImplementedError
+        meter = self._meters[source.name] = DiversityMeter()
+        known: set[int] = set()
+        max_tries = _TRIES_PER_ROW * settings.rows + _SPARE_TRIES
+        label = f"asking the target for prompts ({source.name})"
+        with self._progress.task(label, settings.rows, unit="rows") as task:
+            for attempt, draft in self._drafts(source, settings, seed, max_tries):
+                text = self._accept(attempt, draft, meter, known)
+                if text is not None:
+                    task.advance(1)
+                    yield _as_row(source, attempt, text, meter)
+                if meter.kept == settings.rows:
+                    return
+        self._progress.note(
+            f"source {source.name}: the target wrote {meter.kept} usable prompts in {meter.tries} "
+            f"tries, and {settings.rows} were asked for; going on with those. Not usable were "
+            f"{meter.report().flaws}."
+        )
+
+    def report(self, source_name: str) -> SelfPromptReport:
+        """How the tries for a source went so far."""
+        return self._meters[source_name].report()
+
+    def _drafts(
+        self, source: SourceSettings, settings: SelfSettings, seed: int, max_tries: int
+    ) -> Iterator[tuple[Try, Draft]]:
+        """Tries and what came of them, from the journal as far as it goes."""
+        size = min(_BATCH_TRIES, settings.rows)
+        batches = (
+            [self._plan(source, settings, seed, number) for number in range(start, start + size)]
+            for start in range(0, max_tries, size)
+        )
+        journal = self._open_journal(source, settings, seed)
+        if journal is not None:
+            for drafts in journal.read():
+                yield from zip(next(batches), drafts, strict=True)
+        for tries in batches:
+            drafts = self._ask(tries, settings)
+            if journal is not None:
+                journal.write(drafts)
+            yield from zip(tries, drafts, strict=True)
+
+    def _open_journal(
+        self, source: SourceSettings, settings: SelfSettings, seed: int
+    ) -> SelfJournal | None:
+        if self._journal is None:
+            return None
+        basis = {
+            "source": source.name,
+            "seed": seed,
+            "settings": to_plain(settings),
+            "tokenizer": self._tokenizer.identity["sha256"],
+        }
+        return SelfJournal(self._journal / f"{source.name}.jsonl", basis)
+
+    def _plan(self, source: SourceSettings, settings: SelfSettings, seed: int, number: int) -> Try:
+        """Everything that a try depends on, chosen by its number."""
+        own_seed = xxhash.xxh3_64_intdigest(f"{seed}/{source.name}/{number}".encode()) >> 1
+        draw = random.Random(own_seed)
+        system, topic, language = _choose(settings, draw)
+        max_tokens = settings.max_tokens
+        steering, opener = None, ""
+        if self._turns.takes_system:
+            hint = f"{_HINT} {topic}. The user writes in {language.name}."
+            steering = f"{system} {hint}".strip()
+        else:
+            system = ""
+            if self._turns.is_raw or language.name != "English" or draw.random() < 0.5:
+                opener = draw.choice(language.openers).format(topic=topic)
+        if self._turns.is_raw:
+            fewest, most = _RAW_TOKENS
+            max_tokens = draw.randint(min(fewest, max_tokens), min(most, max_tokens))
+        return Try(
+            seed=own_seed,
+            system=system,
+            language=language,
+            lead_ids=self._turns.lead_ids(steering),
+            opener_ids=self._tokenizer.encode_all([opener])[0] if opener else [],
+            max_tokens=max_tokens,
+        )
+
+    def _ask(self, tries: Sequence[Try], settings: SelfSettings) -> list[Draft]:
+        params = [
+            SamplingParams(
+                max_tokens=one.max_tokens,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                seed=one.seed,
+                stop=self._turns.stop_texts,
+                stop_token_ids=self._turns.stop_token_ids,
+            )
+            for one in tries
+        ]
+        prompts = [[*one.lead_ids, *one.opener_ids] for one in tries]
+        completions = self._engine.generate(prompts, params)
+        return [self._draft(*pair) for pair in zip(tries, completions, strict=True)]
+
+    def _draft(self, attempt: Try, completion: Completion) -> Draft:
+        """The text of a try, what it was begun with included."""
+        token_ids = completion.token_ids
+        endings = {*self._turns.stop_token_ids, *self._engine.target.eos_token_ids}
+        if token_ids and token_ids[-1] in endings:
+            token_ids = token_ids[:-1]
+        # Special tokens are kept in the text: they are how debris is seen.
+        text = self._tokenizer.decode([*attempt.opener_ids, *token_ids], keeps_special_tokens=True)
+        for stop in self._turns.stop_texts:
+            text = text.split(stop)[0]
+        return Draft(text, completion.finish_reason == "length")
+
+    def _accept(
+        self, attempt: Try, draft: Draft, meter: DiversityMeter, known: set[int]
+    ) -> str | None:
+        """The prompt, when a try gave one that is new."""
+        text = draft.text
+        if draft.is_cut and self._turns.is_raw:
+            text = _without_last_word(text)
+        elif draft.is_cut:
+            meter.reject("cut off")
+            return None
+        text = text.strip()
+        flaw = find_flaw(text, marks=self._marks, scripts=attempt.language.scripts or None)
+        if flaw is not None:
+            meter.reject(flaw)
+            return None
+        words = split_words(fold(text))
+        hashed = xxhash.xxh3_64_intdigest(" ".join(words).encode())
+        if hashed in known:
+            meter.reject("known")
+            return None
+        known.add(hashed)
+        meter.keep(words)
+        return text
+
+
+def _choose(settings: SelfSettings, draw: random.Random) -> tuple[str, str, Language]:
+    """A system prompt, a topic and a language; half of the built-in choices are no system prompt
+    and English."""
+    if settings.system_prompts:
+        system = draw.choice(settings.system_prompts)
+    else:
+        system = draw.choice(("", draw.choice(SYSTEM_PROMPTS)))
+    topic = draw.choice(settings.topics or TOPICS)
+    if settings.languages:
+        return system, topic, _language(draw.choice(settings.languages))
+    return system, topic, draw.choice((LANGUAGES[0], draw.choice(LANGUAGES[1:])))
+
+
+def _language(name: str) -> Language:
+    """A language of the built-in list, or any other: its letters are then not checked."""
+    found = [one for one in LANGUAGES if one.name.casefold() == name.casefold()]
+    return found[0] if found else Language(name, (), LANGUAGES[0].openers)
+
+
+def _without_last_word(text: str) -> str:
+    """A text that ran into the limit may end inside a word, or inside a character."""
+    whole, space, _ = text.rstrip("\ufffd").rpartition(" ")
+    return whole if space else text.rstrip("\ufffd")
+
+
+def _as_row(source: SourceSettings, attempt: Try, text: str, meter: DiversityMeter) -> Conversation:
+    messages: list[Message] = [{"role": "user", "content": text}]
+    if attempt.system:
+        messages.insert(0, {"role": "system", "content": attempt.system})
+    return Conversation(
+        id=f"{source.name}/{meter.kept}",
+        messages=tuple(messages),
+        origin=Origin(
+            source=source.name,
+            licence=source.licence,
+            file=SELF,
+            row=meter.kept,
+            row_id=f"try {meter.tries}",
+        ),
+    )
