@@ -52,7 +52,7 @@ def find_local(path: str) -> list[SourceFile]:
 
 def without_repeats(files: Iterable[SourceFile]) -> tuple[SourceFile, ...]:
     """Each file once, where it came first."""
-    return tuple({file.identity: file for file in reversed(list(files))}.values())[::-1]
+    return tuple({file.identity: file for file in files}.values())
 
 
 def _match(pattern: str) -> list[SourceFile]:
