@@ -272,4 +272,6 @@ def _finish(
         [Shard(path) for path in paths], tally, job.settings, job.facts, progress
     )
     vocab_map.save(stage.path / VOCAB_MAP_NAME)
+    for leftover in stage.path.glob(f".{SHARD_PATTERN}.tmp"):
+        leftover.unlink()
     stage.finish(counts=counts, files=[*paths, stage.path / VOCAB_MAP_NAME], progress=progress)
