@@ -48,6 +48,16 @@ LicenceOption = Annotated[
         "--licence", metavar="NAME", help="Licence of the files, when there is no recipe."
     ),
 ]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Processes that filter rows; by default one for each core, and none beside this one "
+        "for small inputs.",
+    ),
+]
 
 
 def prepare(
@@ -57,6 +67,7 @@ def prepare(
     target: TargetOption = None,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
+    workers: WorkersOption = None,
     assignments: options.SetOption = None,
     plan: options.PlanOption = False,
     json: options.JsonOption = False,
@@ -91,6 +102,7 @@ def prepare(
         self_prompts=_self_prompts(choice, out, progress),
         progress=progress,
         base=base,
+        num_workers=workers,
     )
     if json:
         print_json(_document(out, manifest))

@@ -7,7 +7,6 @@ beyond it is removed and made again, so the files and counts are those of an unb
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +14,8 @@ from fledge.contracts.conversation import Conversation
 from fledge.contracts.data_settings import PrepareSettings, SelfSettings, SourceSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
-from fledge.data.decontaminate import Decontaminator
 from fledge.data.duplicates import DuplicateIndex
-from fledge.data.privacy import Scrubber
+from fledge.data.examination import Examination, Examined
 from fledge.data.row_files import MAX_BYTES, RowFiles, remove_from
 from fledge.data.sources import SourceReport, open_source
 from fledge.data.tally import SourceTally
@@ -54,47 +52,25 @@ class SelfReader:
                 yield row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """What a row has to pass, in this order."""
+def decide(examined: Examined, index: DuplicateIndex, tally: SourceTally) -> Conversation | None:
+    """The row as it is kept, or None; every row is counted in one place of the tally.
 
-    scrubber: Scrubber | None
-    index: DuplicateIndex
-    decontaminator: Decontaminator | None
-
-    @classmethod
-    def open(
-        cls, settings: PrepareSettings, index: DuplicateIndex, progress: Progress
-    ) -> "Filters":
-        against = settings.decontaminate.against
-        return cls(
-            scrubber=Scrubber(settings.privacy) if settings.privacy.enabled else None,
-            index=index,
-            decontaminator=Decontaminator(settings.decontaminate, progress) if against else None,
-        )
-
-    def passed(self, row: Conversation, tally: SourceTally) -> Conversation | None:
-        """The row as it may be kept; every row is counted in one place of the tally."""
-        kept: Conversation | None = row
-        if self.scrubber is not None:
-            scrubbed = self.scrubber.scrub(row)
-            tally.identifiers.update(scrubbed.found)
-            kept = scrubbed.conversation
-        if kept is None:
-            tally.private += 1
-            return None
-        duplicate = self.index.check(kept)
-        if duplicate is not None:
-            tally.exact_duplicates += duplicate == "exact"
-            tally.near_duplicates += duplicate == "near"
-            return None
-        # Benchmarks are compared with the row as it was read: a placeholder would hide a match.
-        benchmark = self.decontaminator.overlap(row) if self.decontaminator is not None else None
-        if benchmark is not None:
-            tally.overlaps[benchmark] += 1
-            return None
-        tally.kept += 1
-        return kept
+    Filters count in this order: privacy, duplicates, benchmarks.
+    """
+    tally.identifiers.update(examined.found)
+    if examined.kept is None or examined.trace is None:
+        tally.private += 1
+        return None
+    duplicate = index.check_trace(examined.trace)
+    if duplicate is not None:
+        tally.exact_duplicates += duplicate == "exact"
+        tally.near_duplicates += duplicate == "near"
+        return None
+    if examined.benchmark is not None:
+        tally.overlaps[examined.benchmark] += 1
+        return None
+    tally.kept += 1
+    return examined.kept
 
 
 class FilterPass:
@@ -104,7 +80,8 @@ class FilterPass:
         self,
         settings: PrepareSettings,
         work: Path,
-        filters: Filters,
+        index: DuplicateIndex,
+        examination: Examination,
         *,
         self_prompts: SelfPrompts | None,
         progress: Progress,
@@ -112,11 +89,12 @@ class FilterPass:
     ) -> None:
         self._settings = settings
         self._work = work
-        self._filters = filters
+        self._index = index
+        self._examination = examination
         self._self_prompts = self_prompts
         self._progress = progress
         self._rows_per_save = rows_per_save
-        position = filters.index.position or {"rows_read": 0, "tallies": [{}]}
+        position = index.position or {"rows_read": 0, "tallies": [{}]}
         self._skip_rows: int = position["rows_read"]
         self.tallies = [SourceTally.from_json(values) for values in position["tallies"]]
         """Of the sources that are done, and of the one being read."""
@@ -133,15 +111,17 @@ class FilterPass:
         directory = source_directory(self._work, number)
         remove_from(directory, tally.num_files)
         reader = self._open(source, self._skip_rows)
+        # Rows may be read ahead of those that are decided, so each brings its number along.
+        numbered = ((reader.report.rows_read, row) for row in reader)
         with closing(RowFiles(directory, first=tally.num_files)) as files:
             num_unsaved = 0
-            for row in reader:
-                kept = self._filters.passed(row, tally)
+            for examined in self._examination.examine(numbered):
+                kept = decide(examined, self._index, tally)
                 if kept is not None:
                     files.write(row_line(kept))
                 num_unsaved += 1
                 if num_unsaved >= self._rows_per_save or files.num_bytes >= MAX_BYTES:
-                    self._save(files, tally, reader.report.rows_read)
+                    self._save(files, tally, examined.number)
                     num_unsaved = 0
             tally.report = reader.report.to_json()
             tally.rows_read, tally.bad = reader.report.rows_read, reader.report.rows_bad
@@ -154,7 +134,7 @@ class FilterPass:
         files.publish()
         tally.num_files = files.number
         tallies = [one.to_json() for one in self.tallies]
-        self._filters.index.commit({"rows_read": rows_read, "tallies": tallies})
+        self._index.commit({"rows_read": rows_read, "tallies": tallies})
 
     def _open(self, source: SourceSettings, skip_rows: int) -> Reader:
         if not source.is_self:

@@ -8,6 +8,7 @@ Killed at any moment, it goes on where it stopped, and the result has the bytes 
 Memory does not grow with the rows; the disk holds the kept rows twice until the stage ends.
 """
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -21,10 +22,10 @@ from fledge.contracts.toml_settings import to_plain
 from fledge.data.blend import choose_lines, count_blend, interleave
 from fledge.data.card import make_card, write_card
 from fledge.data.duplicates import DuplicateIndex
+from fledge.data.examination import Examination, open_examination
 from fledge.data.filtering import (
     ROWS_PER_SAVE,
     FilterPass,
-    Filters,
     SelfPrompts,
     source_directory,
 )
@@ -43,6 +44,9 @@ WORK_NAME = "work"
 """Directory of everything that is needed only until the stage ends."""
 
 _INDEX_NAME = "duplicates.sqlite"
+_WORTH_WORKERS = 50_000_000
+"""Bytes of input from which starting other processes pays."""
+
 _PLENTY = 20
 """A disk with so many times the bytes of the inputs is large enough without a closer look."""
 
@@ -55,9 +59,14 @@ def prepare(
     self_prompts: SelfPrompts | None,
     progress: Progress,
     base: Path = Path(),
+    num_workers: int | None = None,
     rows_per_save: int = ROWS_PER_SAVE,
 ) -> Manifest:
-    """Run or resume the stage; relative paths of the settings start at `base`."""
+    """Run or resume the stage; relative paths of the settings start at `base`.
+
+    `num_workers` processes filter rows, by default one for each core where there is enough to do;
+    the result is the same with any number.
+    """
     resolved = resolve_paths(settings, base)
     writer = target if any(source.is_self for source in settings.sources) else None
     inputs = check_inputs(resolved, progress)
@@ -72,21 +81,30 @@ def prepare(
         if not stage.is_finished:
             if inputs.num_bytes * _PLENTY > free_bytes(out):
                 require_room(estimate_prepare(resolved, out, progress=progress), out)
-            tallies, index = _filter(
-                resolved, work, self_prompts, progress, rows_per_save=rows_per_save
+            examination = open_examination(
+                resolved, num_workers or _choose_workers(inputs.num_bytes), progress
             )
+            with closing(examination):
+                tallies, index = _filter(
+                    resolved, work, examination, self_prompts, progress, rows_per_save
+                )
             _blend(settings, work, out, tallies, progress)
             _finish(stage, settings, tallies, index, writer, progress)
         shutil.rmtree(work, ignore_errors=True)
         return stage.manifest
 
 
+def _choose_workers(num_bytes: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (cores or 1) if num_bytes >= _WORTH_WORKERS else 1
+
+
 def _filter(
     settings: PrepareSettings,
     work: Path,
+    examination: Examination,
     self_prompts: SelfPrompts | None,
     progress: Progress,
-    *,
     rows_per_save: int,
 ) -> tuple[list[SourceTally], dict[str, Any]]:
     """Counts of all sources, and what the index of duplicates took."""
@@ -94,11 +112,11 @@ def _filter(
     with DuplicateIndex(work / _INDEX_NAME, settings.duplicates) as index:
         if index.position is not None:
             progress.note(f"going on where an earlier run stopped ({work.parent})")
-        filters = Filters.open(settings, index, progress)
         tallies = FilterPass(
             settings,
             work,
-            filters,
+            index,
+            examination,
             self_prompts=self_prompts,
             progress=progress,
             rows_per_save=rows_per_save,

@@ -2,8 +2,6 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +10,8 @@ from fledge.contracts.data_settings import PrepareSettings, SourceSettings
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.data.blend import count_blend
 from fledge.data.duplicates import DuplicateIndex
-from fledge.data.filtering import Filters
+from fledge.data.examination import Examiner
+from fledge.data.filtering import decide
 from fledge.data.inputs import resolve_paths
 from fledge.data.sources import SourceReader, open_source
 from fledge.data.tally import SourceTally
@@ -94,23 +93,29 @@ def estimate_prepare(
 ) -> PrepareEstimate:
     """Read a part of every source, filter a part of that, and extrapolate."""
     resolved = resolve_paths(settings, base)
-    with _scratch_filters(resolved, progress) as filters:
-        sources = [_estimate_source(resolved, source, filters) for source in resolved.sources]
-        bytes_per_row = filters.index.bytes_per_row
+    examiner = Examiner(resolved, progress)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        DuplicateIndex(Path(directory) / "index.sqlite", settings.duplicates) as index,
+    ):
+        sources = [
+            _estimate_source(resolved, source, examiner, index) for source in resolved.sources
+        ]
+        bytes_per_row = index.bytes_per_row
     kept = [source.kept for source in sources]
     taken = count_blend(settings, kept)
     shares = [taken[i] / kept[i] if kept[i] else 0.0 for i in range(len(kept))]
     work = sum(source.kept_bytes for source in sources)
     output = sum(round(s.kept_bytes * share) for s, share in zip(sources, shares, strict=True))
-    index = round(bytes_per_row * sum(kept))
+    index_bytes = round(bytes_per_row * sum(kept))
     return PrepareEstimate(
         sources=tuple(sources),
         index_bytes_per_row=round(bytes_per_row, 1),
-        index_bytes=index,
+        index_bytes=index_bytes,
         work_bytes=work,
         output_rows=sum(taken),
         output_bytes=output,
-        needed_bytes=max(0, index + work + output - _bytes_below(out)),
+        needed_bytes=max(0, index_bytes + work + output - _bytes_below(out)),
         free_bytes=free_bytes(out),
         seconds=round(sum(source.seconds or 0.0 for source in sources), 1),
     )
@@ -121,17 +126,8 @@ def require_room(estimate: PrepareEstimate, out: Path) -> None:
     require_disk(out, estimate.needed_bytes, "the rows and the index", place="output")
 
 
-@contextmanager
-def _scratch_filters(settings: PrepareSettings, progress: Progress) -> Iterator[Filters]:
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        DuplicateIndex(Path(directory) / "index.sqlite", settings.duplicates) as index,
-    ):
-        yield Filters.open(settings, index, progress)
-
-
 def _estimate_source(
-    settings: PrepareSettings, source: SourceSettings, filters: Filters
+    settings: PrepareSettings, source: SourceSettings, examiner: Examiner, index: DuplicateIndex
 ) -> SourceEstimate:
     if source.is_self:
         return _estimate_self(settings, source)
@@ -141,7 +137,7 @@ def _estimate_source(
         max_turn_chars=settings.max_turn_chars,
         progress=SilentProgress(),
     )
-    sample = _read_sample(reader, filters)
+    sample = _read_sample(reader, examiner, index)
     report, stored = reader.report, sum(file.size for file in reader.files)
     rows = report.rows_read
     if not sample.is_whole:
@@ -162,7 +158,7 @@ def _estimate_source(
     )
 
 
-def _read_sample(reader: SourceReader, filters: Filters) -> _Sample:
+def _read_sample(reader: SourceReader, examiner: Examiner, index: DuplicateIndex) -> _Sample:
     tally, kept_bytes, num_filtered, filter_s = SourceTally(), 0, 0, 0.0
     started, is_whole, report = time.perf_counter(), True, reader.report
     chunk_rows = chunk_bytes = seen_bytes = 0
@@ -172,7 +168,7 @@ def _read_sample(reader: SourceReader, filters: Filters) -> _Sample:
             chunk_rows, chunk_bytes, seen_bytes = report.rows_read, seen_bytes, report.bytes_read
         if num_filtered < _FILTERED_ROWS and filter_s < _FILTER_S:
             filter_started = time.perf_counter()
-            kept = filters.passed(row, tally)
+            kept = decide(examiner.examine((0, row)), index, tally)
             kept_bytes += len(row_line(kept)) if kept is not None else 0
             filter_s += time.perf_counter() - filter_started
             num_filtered += 1
@@ -181,7 +177,7 @@ def _read_sample(reader: SourceReader, filters: Filters) -> _Sample:
             break
     read_s = time.perf_counter() - started - filter_s
     reader.close()
-    filters.index.commit({})
+    index.commit({})
     return _Sample(
         tally.kept,
         kept_bytes,

@@ -1,6 +1,8 @@
 """The stage as a whole: what comes out, what is counted, what is refused."""
 
 import json
+import multiprocessing
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from fledge.contracts.data_settings import (
     SelfSettings,
     SourceSettings,
 )
-from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
+from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, MismatchError
 from fledge.contracts.progress import SilentProgress
 from fledge.data.card import ROW_COUNTS
 from fledge.data.prepare import prepare
@@ -161,6 +163,36 @@ def test_the_same_work_has_the_same_bytes_and_fingerprint(
     assert read_manifest(tmp_path / "third").fingerprint == again.fingerprint
 
 
+def test_other_processes_change_nothing(
+    sources: tuple[PrepareSettings, Path], finished: Path, tmp_path: Path
+) -> None:
+    run(*sources, tmp_path / "out", num_workers=2)
+    assert contents(tmp_path / "out") == contents(finished)
+
+
+def test_a_worker_that_dies_is_an_error_in_words(
+    sources: tuple[PrepareSettings, Path], tmp_path: Path
+) -> None:
+    settings, base = sources
+    own = SourceSettings(name="own", path=("self",), licence="MIT")
+
+    def kill_worker(*_: object) -> Iterator[Conversation]:
+        for number, row in enumerate(OwnPrompts()(own, SelfSettings(rows=4000), 0)):
+            if number == 2000:
+                for child in multiprocessing.active_children():
+                    child.kill()
+            yield row
+
+    with pytest.raises(CapacityError, match="has died, .* fewer than 2 workers"):
+        run(
+            replace(settings, sources=(own,)),
+            base,
+            tmp_path / "out",
+            num_workers=2,
+            self_prompts=kill_worker,
+        )
+
+
 def test_finished_work_is_not_done_again(
     sources: tuple[PrepareSettings, Path], finished: Path
 ) -> None:
@@ -227,8 +259,6 @@ class OwnPrompts:
     def __call__(
         self, source: SourceSettings, settings: SelfSettings, seed: int
     ) -> Iterator[Conversation]:
-        import random
-
         self.calls.append((source.name, settings.rows, seed))
         rng = random.Random(seed)
         for number in range(1, settings.rows + 1):
