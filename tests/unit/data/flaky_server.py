@@ -100,6 +100,9 @@ class FlakyServer:
         self.faults_met: Counter[str] = Counter()
         self.bodies: dict[str, Any] = {}
         self.timeline: list[tuple[float, int]] = []
+        self.last_new = 0.0
+        """When something was asked for the first time, most recently."""
+
         self._in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,7 +184,9 @@ class FlakyServer:
     async def route(self, request: Request) -> Response:
         """What there is; doubles with more routes come here first."""
         if request.path == "/stats":
-            return Response(200, {"timeline": self.timeline, "answered": len(self.answered)})
+            met = sum(self.faults_met.values())
+            stats = {"timeline": self.timeline, "faults": met, "last_new": self.last_new}
+            return Response(200, stats)
         if request.path == "/v1/models":
             return Response(200, {"data": [{"id": name} for name in self.models]})
         if request.path in ("/v1/chat/completions", "/v1/completions"):
@@ -192,6 +197,8 @@ class FlakyServer:
         body = json.loads(request.body)
         key = key_of(body)
         attempt = self.asked[key]
+        if attempt == 0:
+            self.last_new = time.monotonic()
         self.asked[key] += 1
         self.bodies[key] = body
         fault = self._fault(key, attempt)
@@ -339,9 +346,11 @@ async def _send(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--service-s", type=float, nargs=2, default=(0.5, 0.5))
+    parser.add_argument("--max-faults", type=int, default=0)
     options = parser.parse_args()
     low, high = options.service_s
-    with FlakyServer(service_s=(low, high)) as server:
+    faults = tuple(fault for fault in ALL_FAULTS if fault != "hang") if options.max_faults else ()
+    with FlakyServer(service_s=(low, high), faults=faults, max_faults=options.max_faults) as server:
         print(server.url, flush=True)  # noqa: T201
         threading.Event().wait()
 
