@@ -206,6 +206,16 @@ def test_long_reasoning_calls_and_tools_count_as_turns(tmp_path):
     assert source.report.bad_by_reason == {"turn too long": 3}
 
 
+def test_messages_about_rows_stay_short(tmp_path):
+    rows = [chat(USER), chat({"role": "x" * 10_000}), chat(USER, {"role": "tool"} | {"n": 1})]
+    source = reader(write_lines(tmp_path / "rows.jsonl", *rows))
+    list(source)
+    assert all(len(row.reason) < 320 for row in source.report.bad)
+    with pytest.raises(ConfigError) as refused:
+        read(write_lines(tmp_path / "odd.jsonl", {"k" * 10_000: 1}))
+    assert len(str(refused.value)) < 1500
+
+
 def test_ids_count_every_row_and_repeated_ids_are_counted(tmp_path):
     rows = [{"id": "a", "prompt": "1"}, {"id": "b"}, {"id": "a", "prompt": "3"}, {"prompt": "4"}]
     source = reader(write_lines(tmp_path / "rows.jsonl", *rows))

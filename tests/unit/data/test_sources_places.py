@@ -22,6 +22,7 @@ from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 
 from fledge.contracts.errors import ArtifactError, ConfigError, FetchError
+from fledge.data.sources.file_names import matches
 from tests.unit.data.reading import Told, as_lines, prompts, read, reader, texts, write_lines
 
 
@@ -71,6 +72,21 @@ def test_patterns_and_repeated_files(tmp_path, monkeypatch):
     assert texts(read(tmp_path / "odd[1].jsonl")) == ["prompt 7"]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert texts(read("~/a.json")) == SAID[:2]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.json", ["a.json"]),
+        ("**/*.json", ["a.json", "x/b.json", "x/y/c.json"]),
+        ("x/*", ["x/b.json"]),
+        ("x/**", ["x/b.json", "x/y/c.json"]),
+        ("?/[a-c].json", ["x/b.json"]),
+    ],
+)
+def test_patterns_of_addresses_are_those_of_a_shell(pattern, expected):
+    names = ["a.json", "x/b.json", "x/y/c.json"]
+    assert [name for name in names if matches(name, pattern)] == expected
 
 
 # Object stores

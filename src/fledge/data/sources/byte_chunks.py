@@ -7,6 +7,7 @@ when a few bytes stand for gigabytes.
 import bz2
 import codecs
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -54,11 +55,12 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
     (codecs.BOM_UTF8, "utf-8"),
 )
-_COMPRESSIONS: tuple[tuple[bytes, str, Callable[[], Any]], ...] = (
-    (b"\x1f\x8b", "gzip", lambda: zlib.decompressobj(wbits=31)),
-    (b"BZh", "bzip2", bz2.BZ2Decompressor),
-    (b"\xfd7zXZ\x00", "xz", lzma.LZMADecompressor),
-    (b"\x28\xb5\x2f\xfd", "zstd", _ZstdPart),
+_COMPRESSIONS: tuple[tuple[re.Pattern[bytes], str, Callable[[], Any]], ...] = (
+    (re.compile(rb"\x1f\x8b"), "gzip", lambda: zlib.decompressobj(wbits=31)),
+    # All of it, since a prompt may begin with its first letters.
+    (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), "bzip2", bz2.BZ2Decompressor),
+    (re.compile(rb"\xfd7zXZ\x00"), "xz", lzma.LZMADecompressor),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", _ZstdPart),
 )
 
 
@@ -73,7 +75,7 @@ def as_text(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     """Decompressed if need be, without a byte order mark, in UTF-8."""
     head, chunks = take_head(chunks)
     for magic, kind, start in _COMPRESSIONS:
-        if head.startswith(magic):
+        if magic.match(head):
             head, chunks = take_head(_decompress(chunks, kind, start))
             break
     for mark, encoding in _BYTE_ORDER_MARKS:

@@ -1,7 +1,7 @@
 """Objects and prefixes of S3, Google Cloud Storage and Azure; needs the extra `cloud`.
 
-Credentials, region and endpoint come from the environment variables that the providers' own tools
-read, such as AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS and
+Credentials, region and endpoint come from environment variables as the providers' own tools name
+them, such as AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS and
 AZURE_STORAGE_ACCOUNT_NAME. Objects are read in ranges, so a connection that breaks costs one range.
 """
 
@@ -9,12 +9,11 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, BinaryIO
 
 from fledge.contracts.errors import ArtifactError, ConfigError, FetchError
-from fledge.data.sources.file_names import fixed_part, has_wildcard, is_data_file
+from fledge.data.sources.file_names import fixed_part, has_wildcard, is_data_file, matches
 from fledge.data.sources.places import SourceFile
 
 SCHEMES = ("s3", "gs", "az")
@@ -36,7 +35,7 @@ def find_objects(address: str) -> list[SourceFile]:
         store = _open_store(scheme, bucket, address)
         if has_wildcard(key):
             listed = _list(store, fixed_part(key))
-            found = [one for one in listed if fnmatchcase(one["path"], key)]
+            found = [one for one in listed if matches(one["path"], key)]
         else:
             found = _one_or_below(store, key)
     if not found:

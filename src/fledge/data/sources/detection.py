@@ -12,6 +12,7 @@ from fledge.data.sources.schemas import SCHEMAS, Schema, schema_of
 _SAMPLE_ROWS = 16
 _SAMPLE_BYTES = 1 << 20
 _MAX_SHOWN_FIELDS = 20
+_MAX_SHOWN_CHARS = 60
 
 
 def take_sample(first: RawRow, rows: Iterator[RawRow]) -> list[RawRow]:
@@ -54,5 +55,5 @@ def _describe(values: Sequence[Any]) -> str:
     if not fields:
         kinds = sorted({type(value).__name__ for value in values})
         return f"no fields (they are of type {', '.join(kinds)})"
-    shown = ", ".join(fields[:_MAX_SHOWN_FIELDS])
+    shown = ", ".join(field[:_MAX_SHOWN_CHARS] for field in fields[:_MAX_SHOWN_FIELDS])
     return f"the fields {shown}{' and more' if len(fields) > _MAX_SHOWN_FIELDS else ''}"

@@ -1,5 +1,7 @@
 """What names say about files: which of a directory are data, and which are lists of prompts."""
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
@@ -33,3 +35,17 @@ def fixed_part(pattern: str) -> str:
     """The directories of a pattern before its first wildcard, with a slash at the end."""
     first = min(pattern.index(character) for character in WILDCARDS if character in pattern)
     return pattern[: pattern.rfind("/", 0, first) + 1]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """As in a shell: `*` stays within a directory, `**` stands for any number of them."""
+    return _match_parts(name.split("/"), pattern.split("/"))
+
+
+def _match_parts(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not names
+    first, rest = patterns[0], patterns[1:]
+    if first == "**":
+        return any(_match_parts(names[i:], rest) for i in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], first) and _match_parts(names[1:], rest)

@@ -6,7 +6,6 @@ is that of HF_ENDPOINT, where it is set.
 
 import os
 import re
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -16,7 +15,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 from fledge.contracts.errors import ArtifactError, ConfigError, FetchError, FledgeError
 from fledge.contracts.progress import Progress
-from fledge.data.sources.file_names import TEXT_SUFFIX, data_suffix, is_data_file
+from fledge.data.sources.file_names import TEXT_SUFFIX, data_suffix, is_data_file, matches
 from fledge.data.sources.places import SourceFile
 from fledge.store.capacity import FULL_ERRNOS, require_disk, translated_disk_errors
 from fledge.store.hub_transfers import (
@@ -73,7 +72,7 @@ def _choose(names: list[str], place: _Place, address: str, progress: Progress) -
     if place.files is not None:
         pattern = place.files.rstrip("/")
         below = [name for name in names if name.startswith(f"{pattern}/") and is_data_file(name)]
-        chosen = below or [name for name in names if fnmatchcase(name, pattern)]
+        chosen = below or [name for name in names if matches(name, pattern)]
         if not chosen:
             raise ArtifactError(
                 f"{place.repo} on the Hugging Face hub has no file {pattern!r}; it has "
