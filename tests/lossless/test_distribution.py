@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -47,6 +49,7 @@ MIXES: dict[str, dict[str, Any]] = {
     "temperature 2, top-p": {"temperature": 2.0, "top_p": 0.7},
     "top-k": {"temperature": 1.0, "top_k": 3},
     "min-p": {"temperature": 1.5, "min_p": 0.2},
+    "rules": {"temperature": 0.8, "logit_bias": {2: 0.9, 4: -0.6}, "repetition_penalty": 1.6},
     "all": {"temperature": 1.3, "top_k": 5, "top_p": 0.85, "min_p": 0.05},
 }
 DEFAULT_MIX = "all"
@@ -86,7 +89,13 @@ class FixedTrees(MemorylessDrafter):
 
 def exact(model: Any, mix: dict[str, Any]) -> dict[Outcome, float]:
     """Probability of every joint outcome, by transformers alone."""
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(mix["temperature"])])
+    warpers = LogitsProcessorList()
+    if "logit_bias" in mix:
+        bias = {(token,): value for token, value in mix["logit_bias"].items()}
+        warpers.append(SequenceBiasLogitsProcessor(bias))
+    if "repetition_penalty" in mix:
+        warpers.append(RepetitionPenaltyLogitsProcessor(mix["repetition_penalty"]))
+    warpers.append(TemperatureLogitsWarper(mix["temperature"]))
     if "top_k" in mix:
         warpers.append(TopKLogitsWarper(mix["top_k"]))
     if "top_p" in mix:
