@@ -66,6 +66,26 @@ def test_the_last_turn_is_asked_again(messages: list[Message], given: list[Messa
     assert [answer.message for answer in found.answers] == [len(given)]
 
 
+UNANSWERED = {
+    "prompts of several turns": ([USER, USER_2], [USER]),
+    "two questions, one answer": ([USER, USER_2, OLD], [USER]),
+    "after an earlier answer": ([USER, OLD, USER, USER_2, OLD_2], [USER, OLD, USER]),
+}
+
+
+@pytest.mark.parametrize(("messages", "given"), UNANSWERED.values(), ids=UNANSWERED.keys())
+def test_user_messages_in_a_row_are_asked_one_by_one(
+    messages: list[Message], given: list[Message]
+) -> None:
+    one = dialogue(*messages)
+    assert one.num_turns == 2
+    assert list(asked(one).messages) == given
+    one.take(reply("first"))
+    assert list(asked(one).messages) == [*given, say("assistant", "first"), USER_2]
+    one.take(reply("second"))
+    assert [answer.message for answer in outcome(one).answers] == [len(given), len(given) + 2]
+
+
 @pytest.mark.parametrize("turns", ["last", "all"])
 @pytest.mark.parametrize("messages", [[], [SYSTEM], [SYSTEM, OLD], [OLD]])
 def test_nothing_to_ask(messages: list[Message], turns: str) -> None:
@@ -99,6 +119,7 @@ def test_all_turns_are_asked_in_order() -> None:
 
 def test_a_greeting_and_its_tools_are_left_out_of_all_turns() -> None:
     one = dialogue(OLD_CALL, RESULT, USER, OLD, USER_2, turns="all")
+    assert one.num_turns == 2
     assert list(asked(one).messages) == [USER]
     one.take(reply("first"))
     assert list(asked(one).messages) == [USER, say("assistant", "first"), USER_2]

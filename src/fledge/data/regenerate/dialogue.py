@@ -1,12 +1,12 @@
 """One conversation on its way through the target: what to ask next, and what comes out.
 
-A turn of the assistant is a run of its messages that follows something said by the user or a tool.
+A turn is what the user or a tool says, and the run of assistant messages that follows. User messages
+in a row are turns of their own that nobody has answered yet.
 
-    turns = "last"   everything before the last such turn is given; the target answers once
-    turns = "all"    every turn is dropped; the target answers each in order, and its own answers
-                     are the history of the next
+    turns = "last"   the last turn is asked again, and those without an answer just before it
+    turns = "all"    every turn is asked in order; the target's own answers are the history
 
-With "all" the conversation ends early where going on would not make sense:
+The conversation ends early where going on would not make sense:
 
 - an answer was cut (token limit, content filter);
 - recorded tool results follow, and the answer does not call the same tools, each once;
@@ -181,12 +181,15 @@ def _turns_of(messages: Sequence[Message], settings: RegenerateSettings) -> list
     turns = _all_turns(messages)
     if settings.turns == "all" or not turns:
         return turns
-    last = turns[-1]
-    return [_Turn(tuple(messages[: last.end]), last.recorded, last.end)]
+    first = len(turns) - 1
+    while first > 0 and not turns[first - 1].recorded:
+        first -= 1
+    begin = turns[first]
+    return [_Turn(tuple(messages[: begin.end]), begin.recorded, begin.end), *turns[first + 1 :]]
 
 
 def _all_turns(messages: Sequence[Message]) -> list[_Turn]:
-    """Each run of assistant messages that answers something, and a question that waits at the end.
+    """Every turn that asks something.
 
     Assistant messages that answer nobody (a greeting before the first user) are left out, and so
     are tool results before the first turn, which nobody asked for then.
@@ -194,18 +197,21 @@ def _all_turns(messages: Sequence[Message]) -> list[_Turn]:
     turns: list[_Turn] = []
     given: list[Message] = []
     end = 0
-    for is_assistant, run in groupby(
-        messages, key=lambda message: message.get("role") == "assistant"
-    ):
-        run_messages = list(run)
-        if not is_assistant:
-            given += [m for m in run_messages if turns or m.get("role") != "tool"]
-            end += len(run_messages)
+    for is_assistant, run in groupby(messages, key=_is_assistant):
+        if is_assistant:
+            recorded = tuple(run)
+            if _asks(given):
+                turns.append(_Turn(tuple(given), recorded, end))
+                given = []
+            end += len(recorded)
             continue
-        if _asks(given):
-            turns.append(_Turn(tuple(given), tuple(run_messages), end))
-            given = []
-        end += len(run_messages)
+        for message in run:
+            if given and given[-1].get("role") == message.get("role") == "user":
+                turns.append(_Turn(tuple(given), (), end))
+                given = []
+            if turns or message.get("role") != "tool":
+                given.append(message)
+            end += 1
     if _asks(given):
         turns.append(_Turn(tuple(given), (), end))
     return turns
