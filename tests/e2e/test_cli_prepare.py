@@ -12,7 +12,9 @@ from fledge.data import prepare as stage
 from fledge.data import prepare_estimate
 from fledge.store import capacity
 from fledge.store.rows import read_rows
+from fledge.testing import tiny_tokenizer
 from tests.e2e.conftest import RunProgram
+from tests.unit.data.self_support import writing_engine
 
 RECIPE = """
 [prepare]
@@ -191,11 +193,19 @@ def test_no_torch_without_prompts_of_the_target(recipe: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-def test_the_target_writes_prompts(run: RunProgram, target_dir: Path, tmp_path: Path) -> None:
+def save_writing_target(directory: Path) -> Path:
+    """A tiny target that writes lower-case words and ends its turns."""
+    writing_engine().target._model.save_pretrained(directory)
+    tiny_tokenizer(has_chat_template=True).save_pretrained(directory)
+    return directory
+
+
+def test_the_target_writes_prompts(run: RunProgram, tmp_path: Path) -> None:
+    target_dir = save_writing_target(tmp_path / "target")
     recipe = tmp_path / "own.toml"
     recipe.write_text(
         f'target = "{target_dir}"\n[[prepare.sources]]\nname = "own"\npath = "self"\n'
-        'licence = "MIT"\n[prepare.self_prompts]\nrows = 6\nmax_tokens = 24\n'
+        'licence = "MIT"\n[prepare.self_prompts]\nrows = 6\nmax_tokens = 64\n'
         "[prepare.duplicates]\nnear = false\n"
     )
     plan = run("prepare", recipe, "--out", tmp_path / "out", "--plan")

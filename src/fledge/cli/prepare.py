@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fledge.contracts.conversation import Conversation
-    from fledge.data.filtering import SelfPrompts
     from fledge.data.prepare_estimate import PrepareEstimate
+    from fledge.data.self_filter import SelfPromptReport
+    from fledge.data.self_prompts import SelfPromptWriter
     from fledge.store.manifest import Manifest
 
 _RECIPE_SUFFIX = ".toml"
@@ -91,15 +92,15 @@ def prepare(
     if plan:
         _show_plan(settings, out, base, progress, json=json)
         return
-    from fledge.data.prepare import prepare as run_prepare
+    from fledge.data import prepare as stage
 
     choice = Choice(target=target or recipe.target, dtype=dtype, device=device)
 
-    manifest = run_prepare(
+    manifest = stage.prepare(
         settings,
         out,
         target=choice.target,
-        self_prompts=_self_prompts(choice, out, progress),
+        self_prompts=_PromptsOfTarget(choice, out / stage.WORK_NAME / "self", progress),
         progress=progress,
         base=base,
         num_workers=workers,
@@ -144,20 +145,27 @@ def _names(inputs: list[str]) -> list[str]:
     return names
 
 
-def _self_prompts(choice: Choice, out: Path, progress: Progress) -> "SelfPrompts":
-    """Whoever writes prompts for sources with the path `self`; the target is loaded when asked."""
+class _PromptsOfTarget:
+    """Prompts for sources with the path `self`; the target is loaded when the first is wanted."""
 
-    def write(
-        source: SourceSettings, settings: SelfSettings, seed: int
+    def __init__(self, choice: Choice, journal: Path, progress: Progress) -> None:
+        self._choice, self._journal, self._progress = choice, journal, progress
+        self._writer: SelfPromptWriter | None = None
+
+    def __call__(
+        self, source: SourceSettings, settings: SelfSettings, seed: int
     ) -> "Iterable[Conversation]":
-        from fledge.data.prepare import WORK_NAME
-        from fledge.data.self_prompts import SelfPromptWriter
+        if self._writer is None:
+            from fledge.data.self_prompts import SelfPromptWriter
 
-        journal = out / WORK_NAME / f"{source.name}.journal"
-        engine = load(choice).engine
-        return SelfPromptWriter(engine, progress=progress, journal=journal)(source, settings, seed)
+            engine = load(self._choice).engine
+            self._journal.mkdir(parents=True, exist_ok=True)
+            self._writer = SelfPromptWriter(engine, progress=self._progress, journal=self._journal)
+        return self._writer(source, settings, seed)
 
-    return write
+    def report(self, source_name: str) -> "SelfPromptReport":
+        assert self._writer is not None, "no prompt was asked for"
+        return self._writer.report(source_name)
 
 
 def _show(out: Path, manifest: "Manifest") -> None:

@@ -5,7 +5,7 @@ counts alone: no dates, no machines, so equal work gives equal cards.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def make_card(
     tallies: Sequence[SourceTally],
     statistics: RowStatistics,
     *,
+    benchmarks: Sequence[str],
     index: Mapping[str, Any],
     target: str | None,
 ) -> dict[str, Any]:
@@ -60,7 +61,9 @@ def make_card(
         "totals": {
             "rows": {name: sum(entry["rows"][name] for entry in sources) for name in ROW_COUNTS},
             "identifiers": _sum(entry["identifiers"] for entry in sources),
-            "overlaps": _sum(entry["overlaps"] for entry in sources),
+            "overlaps": _sum(
+                [dict.fromkeys(benchmarks, 0), *(entry["overlaps"] for entry in sources)]
+            ),
         },
         "output": statistics.to_json(),
         "filters": {
@@ -113,10 +116,11 @@ def _source_entry(source: SourceSettings, tally: SourceTally, num_out: int) -> d
         "bad_by_reason": dict(sorted(report.get("bad_by_reason", {}).items())),
         "bad_rows": report.get("bad", []),
         "duplicate_ids": report.get("duplicate_ids", 0),
+        **({"self_prompts": report["self_prompts"]} if "self_prompts" in report else {}),
     }
 
 
-def _sum(tables: Any) -> dict[str, int]:
+def _sum(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for table in tables:
         total.update(table)

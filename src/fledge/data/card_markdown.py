@@ -28,6 +28,7 @@ def render_card(card: Mapping[str, Any]) -> str:
         *_bad_rows(card),
         *_privacy(card),
         *_benchmarks(card),
+        *_self_prompts(card),
         "## What the rows are like",
         _shape(card["output"]),
         _lengths(card["output"]),
@@ -130,14 +131,32 @@ def _benchmarks(card: Mapping[str, Any]) -> list[str]:
     if not card["filters"]["decontaminate"]["against"]:
         return ["## Benchmarks", "Rows were not compared with benchmark prompts."]
     benchmarks = list(card["totals"]["overlaps"])
-    if not benchmarks:
-        return ["## Benchmarks", "No row shares text with a benchmark prompt."]
+    entries = [*card["sources"], {"name": "**all**", **card["totals"]}]
     rows = [
         (entry["name"], *(f"{entry['overlaps'].get(name, 0):,}" for name in benchmarks))
-        for entry in card["sources"]
+        for entry in entries
         if entry["overlaps"]
     ]
-    return ["## Benchmarks", "Rows left out:", _table(("source", *benchmarks), rows)]
+    text = "Rows left out because they share text with a prompt of a benchmark:"
+    return ["## Benchmarks", text, _table(("source", *benchmarks), rows)]
+
+
+def _self_prompts(card: Mapping[str, Any]) -> list[str]:
+    written = [entry for entry in card["sources"] if "self_prompts" in entry]
+    if not written:
+        return []
+    names = ("tries", "kept", "mean_words", "distinct_1", "distinct_2", "type_token")
+    heads = ("source", "tries", "usable", "words each", "distinct words", "distinct pairs")
+    rows = [
+        (entry["name"], *(f"{entry['self_prompts'][name]:,.4g}" for name in names))
+        for entry in written
+    ]
+    return [
+        "## Prompts of the target",
+        "Diversity is different words, or pairs of words, over all; the last column is the first "
+        "measure within stretches of 1,000 words, which does not fall as prompts are added.",
+        _table((*heads, "in stretches"), rows),
+    ]
 
 
 def _shape(output: Mapping[str, Any]) -> str:

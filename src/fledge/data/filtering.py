@@ -5,8 +5,9 @@ counts, in one transaction. A run that was killed goes on after the last such po
 beyond it is removed and made again, so the files and counts are those of an unbroken run.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -17,12 +18,23 @@ from fledge.contracts.progress import Progress
 from fledge.data.duplicates import DuplicateIndex
 from fledge.data.examination import Examination, Examined
 from fledge.data.row_files import MAX_BYTES, RowFiles, remove_from
+from fledge.data.self_filter import SelfPromptReport
 from fledge.data.sources import SourceReport, open_source
 from fledge.data.tally import SourceTally
 from fledge.store.rows import row_line
 
-SelfPrompts = Callable[[SourceSettings, SelfSettings, int], Iterable[Conversation]]
-"""Yields the same rows in the same order whenever it is called with the same arguments."""
+
+class SelfPrompts(Protocol):
+    """Whoever writes prompts for sources with the path `self`."""
+
+    def __call__(
+        self, source: SourceSettings, settings: SelfSettings, seed: int
+    ) -> Iterable[Conversation]:
+        """The same rows in the same order, whenever it is called with the same arguments."""
+
+    def report(self, source_name: str) -> SelfPromptReport:
+        """How the writing went, from the first row on."""
+
 
 ROWS_PER_SAVE = 5_000
 """Rows read between two points from which a run can go on. It is a count, not a time, so that the
@@ -124,6 +136,8 @@ class FilterPass:
                     self._save(files, tally, examined.number)
                     num_unsaved = 0
             tally.report = reader.report.to_json()
+            if source.is_self and self._self_prompts is not None:
+                tally.report["self_prompts"] = asdict(self._self_prompts.report(source.name))
             tally.rows_read, tally.bad = reader.report.rows_read, reader.report.rows_bad
             self.tallies.append(SourceTally())
             self._skip_rows = 0

@@ -14,6 +14,8 @@ from fledge.data.sources.file_names import has_wildcard
 from fledge.data.sources.places import SourceFile
 from fledge.store.hashing import hash_part
 
+_BENCHMARKS = "benchmarks"
+
 
 def resolve_paths(settings: PrepareSettings, base: Path) -> PrepareSettings:
     """The settings with paths that are relative to `base`, the recipe's directory, made whole."""
@@ -39,7 +41,7 @@ class Inputs(NamedTuple):
 def check_inputs(settings: PrepareSettings, progress: Progress) -> Inputs:
     """Find the files of all sources and benchmarks, and read the local ones once."""
     benchmarks = [
-        SourceSettings(name="benchmarks", path=(path,), licence="for measuring")
+        SourceSettings(name=_BENCHMARKS, path=(path,), licence="for measuring")
         for path in settings.decontaminate.against
     ]
     files = {
@@ -54,6 +56,12 @@ def check_inputs(settings: PrepareSettings, progress: Progress) -> Inputs:
         with progress.task("checking the inputs", local_bytes) as task:
             fingerprints = {name: _fingerprint(file, task) for name, file in files.items()}
     return Inputs(fingerprints, sum(file.size for file in files.values()))
+
+
+def benchmark_names(fingerprints: Iterable[str]) -> list[str]:
+    """The names of the benchmark files among those of all inputs."""
+    start = f"{_BENCHMARKS}: "
+    return [name.removeprefix(start) for name in fingerprints if name.startswith(start)]
 
 
 def _is_local(file: SourceFile) -> bool:

@@ -29,7 +29,7 @@ from fledge.data.filtering import (
     SelfPrompts,
     source_directory,
 )
-from fledge.data.inputs import check_inputs, resolve_paths
+from fledge.data.inputs import benchmark_names, check_inputs, resolve_paths
 from fledge.data.prepare_estimate import estimate_prepare, require_room
 from fledge.data.row_files import MAX_BYTES, MAX_ROWS, RowFiles, remove_from
 from fledge.data.statistics import RowStatistics
@@ -89,7 +89,7 @@ def prepare(
                     resolved, work, examination, self_prompts, progress, rows_per_save
                 )
             _blend(settings, work, out, tallies, progress)
-            _finish(stage, settings, tallies, index, writer, progress)
+            _finish(stage, settings, tallies, index, progress)
         shutil.rmtree(work, ignore_errors=True)
         return stage.manifest
 
@@ -136,7 +136,7 @@ def _blend(
     if not total:
         read = sum(tally.rows_read for tally in tallies)
         raise ConfigError(
-            f"no rows are left of the {read:,} that were read: {_losses(tallies)}. Loosen the "
+            f"no rows are left of the {read:,} that were read{_losses(tallies)}. Loosen the "
             "filters, caps or weights, or name other sources."
         )
     if total < settings.rows:
@@ -188,7 +188,6 @@ def _finish(
     settings: PrepareSettings,
     tallies: Sequence[SourceTally],
     index: Mapping[str, Any],
-    target: str | None,
     progress: Progress,
 ) -> None:
     statistics = RowStatistics()
@@ -197,7 +196,14 @@ def _finish(
         for row in read_rows(stage.path):
             statistics.add(row)
             task.advance(1)
-    card = make_card(settings, tallies, statistics, index=index, target=target)
+    card = make_card(
+        settings,
+        tallies,
+        statistics,
+        benchmarks=benchmark_names(stage.plan.parents),
+        index=index,
+        target=stage.plan.identity.get("target"),
+    )
     card_files = write_card(stage.path, card)
     counts = {
         "rows": card["rows"],
@@ -216,4 +222,5 @@ def _losses(tallies: Sequence[SourceTally]) -> str:
         "in a benchmark": sum(tally.num_overlaps for tally in tallies),
         "not chosen": sum(tally.kept for tally in tallies),
     }
-    return ", ".join(f"{count:,} {what}" for what, count in losses.items() if count) or "no rows"
+    parts = [f"{count:,} {what}" for what, count in losses.items() if count]
+    return f" ({', '.join(parts)})" if parts else ""

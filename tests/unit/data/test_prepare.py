@@ -23,6 +23,7 @@ from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, M
 from fledge.contracts.progress import SilentProgress
 from fledge.data.card import ROW_COUNTS
 from fledge.data.prepare import prepare
+from fledge.data.self_filter import DiversityMeter, SelfPromptReport
 from fledge.store.manifest import Manifest, read_manifest
 from fledge.store.rows import read_rows
 from fledge.store.stage_directory import open_stage
@@ -268,6 +269,12 @@ class OwnPrompts:
                 origin=Origin(source=source.name, licence=source.licence, file="self", row=number),
             )
 
+    def report(self, source_name: str) -> SelfPromptReport:
+        meter = DiversityMeter()
+        for _ in range(40):
+            meter.keep([source_name])
+        return meter.report()
+
 
 def test_prompts_of_the_target_are_a_source_like_others(
     sources: tuple[PrepareSettings, Path], tmp_path: Path
@@ -284,6 +291,8 @@ def test_prompts_of_the_target_are_a_source_like_others(
     assert manifest.counts["sources"]["own"]["out"] == 40
     card = read_card(tmp_path / "out")
     assert card["target"] == "tiny"
+    assert card["sources"][1]["self_prompts"]["kept"] == 40
+    assert "| own | 40 | 40 |" in (tmp_path / "out" / "card.md").read_text(encoding="utf-8")
     assert_counts_add_up(card, 89)
     with pytest.raises(ConfigError, match="source own takes its prompts from the target"):
         run(mixed, base, tmp_path / "none")
@@ -324,7 +333,7 @@ def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
         decontaminate=DecontaminateSettings(against=("bench.jsonl",)),
         duplicates=DuplicateSettings(exact=False, near=False),
     )
-    with pytest.raises(ConfigError, match="no rows are left of the 3 .* 3 in a benchmark. Loosen"):
+    with pytest.raises(ConfigError, match=r"no rows are left of the 3 .* \(3 in a benchmark\)\. Loosen"):
         run(settings, tmp_path, tmp_path / "out")
 
 
