@@ -333,7 +333,9 @@ def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
         decontaminate=DecontaminateSettings(against=("bench.jsonl",)),
         duplicates=DuplicateSettings(exact=False, near=False),
     )
-    with pytest.raises(ConfigError, match=r"no rows are left of the 3 .* \(3 in a benchmark\)\. Loosen"):
+    with pytest.raises(
+        ConfigError, match=r"no rows are left of the 3 .* \(3 in a benchmark\)\. Loosen"
+    ):
         run(settings, tmp_path, tmp_path / "out")
 
 
