@@ -1,7 +1,7 @@
 """One conversation on its way through the target: what to ask next, and what comes out.
 
-A turn is what the user or a tool says, and the run of assistant messages that follows. User messages
-in a row are turns of their own that nobody has answered yet.
+A turn is what the user or a tool says, and the run of assistant messages that follows. User
+messages in a row are turns of their own that nobody has answered yet.
 
     turns = "last"   the last turn is asked again, and those without an answer just before it
     turns = "all"    every turn is asked in order; the target's own answers are the history
