@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from fledge.contracts.errors import ArtifactError, ConfigError
+from fledge.data.sources.problems import RowProblem
 from fledge.data.sources.report import MAX_BAD_SHOWN
+from fledge.data.sources.tool_calls import dump_json
 from tests.unit.data.reading import Told, as_lines, prompts, read, reader, texts, write_lines
 
 GOOD = '{"prompt": "good"}'
@@ -184,6 +186,24 @@ def test_deep_values_inside_texts_are_bad_rows(tmp_path):
     assert source.report.bad[0].reason == "tools: its JSON is nested too deeply"
 
 
+def test_no_depth_of_nesting_escapes(tmp_path):
+    """Some depths can be read and not be worked on."""
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        for depth in range(0, 1200, 25):
+            nested = '{"a":' * depth + "1" + "}" * depth
+            function = f'{{"name": "f", "parameters": {nested}}}'
+            file.write(f'{{"question": [[{json.dumps(USER)}]], "function": [{function}]}}\n')
+    source = reader(path)
+    assert len(list(source)) > 1
+    assert set(source.report.bad_by_reason) == {"nested too deeply"}
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(RowProblem, match="the things are nested too deeply"):
+        dump_json(value, "the things")
+
+
 def test_a_turn_of_a_million_characters(tmp_path):
     text = "é\\n\\u00e9x" * 250_000  # a million characters, written in several ways
     start = time.perf_counter()
@@ -308,6 +328,11 @@ def test_missing_places(tmp_path):
         ConfigError, match=r"'ftp://host/x' cannot be read; known are local paths a"
     ):
         read("ftp://host/x")
+
+
+def test_a_file_that_the_system_will_not_read():
+    with pytest.raises(ArtifactError, match=r"mem cannot be read: \[Errno \d+\] Input/output"):
+        read("/proc/self/mem")
 
 
 def test_a_file_that_vanishes(tmp_path):

@@ -288,6 +288,10 @@ def test_format_forces_a_schema(tmp_path):
     assert one(tmp_path, row).messages[0] == user("Do.\n\nx")
     assert one(tmp_path, row, format="prompts").messages == (user("Do."),)
     assert one(tmp_path, {"instruction": "Do."}, format="alpaca").messages == (user("Do."),)
+    lists = read(write_lines(tmp_path / "lists.jsonl", ["a", "b"], ["c"]), format="prompts")
+    assert [row.messages for row in lists] == [(user("a"), user("b")), (user("c"),)]
+    with pytest.raises(ConfigError, match=r"said to have the format prompts .* the fields q\."):
+        one(tmp_path, {"q": "x"}, format="prompts")
     plain = tmp_path / "prompts.md"
     plain.write_text("# one\ntwo\n")
     assert len(read(plain, format="prompts")) == 2

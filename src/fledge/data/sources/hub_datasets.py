@@ -17,7 +17,7 @@ from fledge.contracts.errors import ArtifactError, ConfigError, FetchError, Fled
 from fledge.contracts.progress import Progress
 from fledge.data.sources.file_names import TEXT_SUFFIX, data_suffix, is_data_file, matches
 from fledge.data.sources.places import SourceFile
-from fledge.store.capacity import FULL_ERRNOS, require_disk, translated_disk_errors
+from fledge.store.capacity import require_disk, translated_disk_errors
 from fledge.store.hub_transfers import (
     HUB_TIMEOUT_S,
     first_line,
@@ -123,8 +123,6 @@ def _open(repo: str, commit: str, name: str, size: int, progress: Progress) -> B
     except FledgeError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
-            raise
         raise _explain(address, error) from error
 
 
