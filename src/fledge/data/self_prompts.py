@@ -52,6 +52,9 @@ class Try(NamedTuple):
 
     language: Language
     lead_ids: list[int]
+    opener: str
+    """What the text is begun with; empty when the target begins."""
+
     opener_ids: list[int]
     max_tokens: int
 
@@ -156,6 +159,7 @@ class SelfPromptWriter:
             system=system,
             language=language,
             lead_ids=self._turns.lead_ids(steering),
+            opener=opener,
             opener_ids=self._tokenizer.encode_all([opener])[0] if opener else [],
             max_tokens=max_tokens,
         )
@@ -200,6 +204,8 @@ class SelfPromptWriter:
             return None
         text = text.strip()
         flaw = find_flaw(text, marks=self._marks, scripts=attempt.language.scripts or None)
+        if flaw is None and len(text) <= len(attempt.opener):
+            flaw = "short"
         if flaw is not None:
             meter.reject(flaw)
             return None

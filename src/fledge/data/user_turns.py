@@ -56,7 +56,7 @@ class UserTurns:
         marker = _MARKERS[0][::-1]
         try:
             before = _around(self._tokenizer, marker).before
-        except TemplateRefusal:
+        except (TemplateRefusal, ConfigError):
             return False
         return before.count(marker) == 1 and not before.startswith(self._around.before)
 
