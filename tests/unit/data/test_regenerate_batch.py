@@ -15,7 +15,7 @@ from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.stage import regenerate
 from fledge.store.manifest import Manifest
 from tests.unit.data.batch_server import BatchServer
-from tests.unit.data.flaky_server import FlakyServer
+from tests.unit.data.flaky_server import FlakyServer, Request, Response, error
 from tests.unit.data.regenerate_support import (
     FAST,
     ask,
@@ -136,7 +136,7 @@ def test_rows_the_server_never_answers(tmp_path: Path) -> None:
     rows = [*simple_rows(5), row(6, say("user", "[poison]")), row(7, say("user", "[refuse]"))]
     source, out = make_source(tmp_path / "c", rows), tmp_path / "answers"
     with BatchServer() as server:
-        with pytest.raises(FetchError, match="500: worker died; 8 retries did not help. 5 of 7"):
+        with pytest.raises(FetchError, match=r"from batch batch_\d: 500: worker died. 5 of 7"):
             ask_in_batches(source, out, server.url)
         manifest = ask_in_batches(source, out, server.url, give_up=True)
     assert (manifest.counts["rows"], manifest.counts["failed"]) == (5, 2)
@@ -170,6 +170,23 @@ def test_a_server_without_batches(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match=r"/v1/files answered 404: no route /v1/files"),
     ):
         ask_in_batches(source, tmp_path / "answers", server.url)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (413, r"the server refuses to take a batch \(413: no\). What was handed in is kept"),
+        (502, r"no answer from http://.*/v1/files: 502: no \(2 attempts\). What was handed in"),
+    ],
+)
+def test_a_server_that_takes_no_files(status: int, words: str, tmp_path: Path) -> None:
+    class Closed(BatchServer):
+        async def route(self, request: Request) -> Response:
+            return error(status, "no")
+
+    source = make_source(tmp_path / "c", simple_rows(3))
+    with Closed() as server, pytest.raises(FetchError, match=words):
+        ask_in_batches(source, tmp_path / "answers", server.url, retries=1)
 
 
 def test_single_requests_leave_waiting_batches_alone(source: Path, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ from fledge.data.regenerate.worklist import Worklist
 _FRUITLESS_BATCHES = 2
 """So many batches that answered none of their rows: the server does not answer these."""
 
+_KEPT = "What was handed in is kept; run the same command again to go on."
+
 
 @dataclass(frozen=True, slots=True)
 class Polling:
@@ -85,9 +87,11 @@ class BatchAnswerer:
         except BaseExceptionGroup as group:
             try:
                 raise_first(group)
-            except (Unanswered, Refused) as error:
+            except Unanswered as error:
+                raise FetchError(f"no answer from {error}. {_KEPT}") from error
+            except Refused as error:
                 raise FetchError(
-                    f"{error}. What was handed in is kept; run the same command again to go on."
+                    f"the server refuses to take a batch ({error}). {_KEPT}"
                 ) from error
 
     async def _answer(self, worklist: Worklist) -> None:
@@ -175,13 +179,14 @@ class _BatchRun:
             self._num_waiting -= 1
         file = self._file(batch.number)
         results = file.with_name(f"{file.name}.results")
-        num_settled, reason = 0, state.errors or f"batch {state.id} ended as {state.status}"
+        name = f"batch {state.id}"
+        num_settled, reason = 0, f"{name}: {state.errors or f'it ended as {state.status}'}"
         for file_id in state.result_file_ids:
             await fetch_results(self._caller, file_id, results)
             for result in read_results(results):
                 is_settled = self._settle(result)
                 num_settled += is_settled
-                reason = reason if is_settled else result.reason
+                reason = reason if is_settled else f"{name}: {result.reason}"
         rows_left = array("q", (row for row in rows if self._worklist.is_open(row)))
         self._worklist.note_batch({"number": batch.number, "is_closed": True})
         results.unlink(missing_ok=True)

@@ -172,7 +172,10 @@ class Caller:
                 num_failures += 1
                 reason = f"{self._url(path)}: {failure}"
                 if num_failures > allowed:
-                    raise Unanswered(reason, is_reachable=failure.is_reachable) from failure
+                    attempts = "1 attempt" if num_failures == 1 else f"{num_failures} attempts"
+                    raise Unanswered(
+                        f"{reason} ({attempts})", is_reachable=failure.is_reachable
+                    ) from failure
                 self._note(reason)
                 pause_s = self._limits.backoff.pause_s(num_failures, failure.retry_after_s)
             await asyncio.sleep(pause_s)

@@ -103,7 +103,7 @@ def find_model(
     try:
         model = asyncio.run(ask())
     except (Refused, Unanswered) as error:
-        raise FetchError(f"{error}; {settings.retries} retries did not help.") from error
+        raise FetchError(f"no answer from {error}.") from error
     if model is None:
         raise ConfigError(f"{endpoint.url}/models lists no model; name one with --model.")
     return model

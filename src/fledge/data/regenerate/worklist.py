@@ -170,9 +170,8 @@ class Worklist:
 
     def unanswered(self) -> FetchError:
         return FetchError(
-            f"{self._last_reason}; {self._settings.retries} retries did not help. "
-            f"{self.num_done:,} of {len(self):,} rows are answered and kept; run the same command "
-            "again to go on."
+            f"no answer from {self._last_reason}. {self.num_done:,} of {len(self):,} rows are "
+            "answered and kept; run the same command again to go on."
         )
 
     @property
