@@ -12,7 +12,7 @@ from fledge.data.privacy.readable import make_readable
 from fledge.data.privacy.secret_shapes import find_secrets
 from fledge.data.privacy.wallets import find_wallets
 
-# Every identifier but an e-mail address, a secret and a MAC address has this many digits.
+# Cards, phone numbers, IBANs and national ids have at least four digits close to each other.
 _DIGITS = re.compile(r"[0-9](?:[^0-9\n]{0,6}[0-9]){3}")
 
 
@@ -20,9 +20,9 @@ def find(text: str) -> list[Finding]:
     """Identifiers in the text, in order, without overlaps; names and places are not among them."""
     view = make_readable(text)
     found = [*find_emails(view.text), *find_secrets(view.text), *find_addresses(view.text)]
+    found += find_wallets(view.text)
     if _DIGITS.search(view.text):
         found += [*find_numbers(view.text), *find_letter_ids(view.text), *find_ibans(view.text)]
-        found += find_wallets(view.text)
     if not found:
         return found
     found = resolve(found)

@@ -28,12 +28,16 @@ def find_numbers(text: str) -> Iterator[Finding]:
         rules = _BY_SHAPE.get(window.shape, [])
         if window.is_near or window.is_whole:
             rules = rules + _BY_LENGTH[len(window.digits)]
-        around = look_around(text, window.start, window.end)
+        around = None
         for rule in rules:
-            # Looking for words is cheaper than most checks: they come first where they are needed.
-            if rule.words is not None and not around.says(rule.words):
+            # Words are looked for before the check where they are needed, else after it: whichever
+            # is the cheaper way to a no.
+            if rule.words is None and not rule.check(window):
                 continue
-            if rule.check(window) and _is_said(rule, around):
+            around = around or look_around(text, window.start, window.end)
+            if rule.words is not None and not (around.says(rule.words) and rule.check(window)):
+                continue
+            if _is_said(rule, around):
                 yield Finding(rule.type, window.start, window.end, rule.score)
 
 

@@ -6,7 +6,7 @@ holds (it was scrubbed before) are not given again.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fledge.data.privacy.finding import Finding
 from fledge.data.privacy.readable import make_readable
@@ -22,6 +22,7 @@ class Placeholders:
     def __init__(self) -> None:
         self._given: dict[tuple[str, str], str] = {}
         self._last: dict[str, int] = {}
+        self._aliases: dict[tuple[str, str], str] = {}
 
     def reserve(self, text: str) -> None:
         """Numbers in placeholders of this text are taken."""
@@ -31,9 +32,15 @@ class Placeholders:
             kind = match[1].lower()
             self._last[kind] = max(self._last.get(kind, 0), int(match[2]))
 
+    def link(self, kind: str, aliases: Mapping[str, str]) -> None:
+        """Aliases get the placeholder of the value they stand for."""
+        for alias, value in aliases.items():
+            self._aliases[kind, _normalised(kind, alias)] = _normalised(kind, value)
+
     def give(self, kind: str, value: str) -> str:
         """The placeholder of a value, the same for every way to write it."""
-        key = (kind, _normalised(kind, value))
+        plain = _normalised(kind, value)
+        key = (kind, self._aliases.get((kind, plain), plain))
         if key not in self._given:
             self._last[kind] = self._last.get(kind, 0) + 1
             self._given[key] = f"[{kind.upper()}_{self._last[kind]}]"
@@ -60,4 +67,6 @@ def _normalised(kind: str, value: str) -> str:
     plain = make_readable(value).text
     if kind in _WRITTEN_IN_GROUPS:
         return _FORMATTING.sub("", plain).upper()
-    return plain if kind in ("secret", "wallet") else plain.casefold()
+    if kind in ("secret", "wallet"):
+        return plain
+    return " ".join(plain.split()).casefold()
