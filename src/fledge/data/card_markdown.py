@@ -41,9 +41,10 @@ def render_card(card: Mapping[str, Any]) -> str:
 
 def _summary(card: Mapping[str, Any]) -> str:
     licences = ", ".join(f"{name} ({rows:,})" for name, rows in card["licences"].items())
+    num_sources = len(card["sources"])
     text = (
-        f"{card['rows']:,} conversations from {len(card['sources'])} sources. Rows by licence, as "
-        f"the recipe declares them: {licences}."
+        f"{card['rows']:,} conversations from {num_sources} source{'s' * (num_sources != 1)}. Rows "
+        f"by licence, as the recipe declares them: {licences}."
     )
     if "target" in card:
         text += f" Prompts of the source `self` were written by {card['target']}."
@@ -97,15 +98,21 @@ def _bad_rows(card: Mapping[str, Any]) -> list[str]:
         for entry in card["sources"]
         for reason, count in entry["bad_by_reason"].items()
     ]
+    repeated = [
+        f"{entry['duplicate_ids']:,} rows of {entry['name']} bring an id that occurred before; "
+        "they were kept or dropped for what they say."
+        for entry in card["sources"]
+        if entry["duplicate_ids"]
+    ]
     if not reasons:
-        return []
+        return ["## Ids", *repeated] if repeated else []
     examples = [
         f"- `{row['file']}:{row['line']}`: {_cell(row['reason'])}"
         for entry in card["sources"]
         for row in entry["bad_rows"]
     ]
     table = _table(("source", "reason", "rows"), reasons, num_left=2)
-    return ["## Bad rows", table, "The first of each source:", "\n".join(examples)]
+    return ["## Bad rows", table, "The first of each source:", "\n".join(examples), *repeated]
 
 
 def _privacy(card: Mapping[str, Any]) -> list[str]:

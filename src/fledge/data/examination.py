@@ -104,8 +104,17 @@ class _WorkerPool:
         self._pool: ProcessPoolExecutor | None = None
 
     def examine(self, rows: Iterable[Numbered]) -> Iterator[Examined]:
+        try:
+            yield from self._examine(iter(rows))
+        except BrokenProcessPool as error:
+            raise CapacityError(
+                "a process that filters rows has died, probably for want of memory; run the same "
+                f"command again with fewer than {self._num_workers} workers. It goes on where it "
+                "stopped."
+            ) from error
+
+    def _examine(self, unread: Iterator[Numbered]) -> Iterator[Examined]:
         waiting: deque[Future[list[Examined]]] = deque()
-        unread = iter(rows)
         while True:
             while len(waiting) < self._num_workers * _BATCHES_AHEAD:
                 batch = list(islice(unread, _BATCH_ROWS))
@@ -114,7 +123,7 @@ class _WorkerPool:
                 waiting.append(self._submit(batch))
             if not waiting:
                 return
-            yield from self._result(waiting.popleft())
+            yield from waiting.popleft().result()
 
     def _submit(self, rows: list[Numbered]) -> Future[list[Examined]]:
         if self._pool is None:
@@ -126,16 +135,6 @@ class _WorkerPool:
                 initargs=(self._settings,),
             )
         return self._pool.submit(_examine_batch, rows)
-
-    def _result(self, future: Future[list[Examined]]) -> list[Examined]:
-        try:
-            return future.result()
-        except BrokenProcessPool as error:
-            raise CapacityError(
-                "a process that filters rows has died, probably for want of memory; run the same "
-                f"command again with fewer than {self._num_workers} workers. It goes on where it "
-                "stopped."
-            ) from error
 
     def close(self) -> None:
         if self._pool is not None:

@@ -37,10 +37,6 @@ class SourceTally:
     def num_overlaps(self) -> int:
         return self.overlaps.total()
 
-    @property
-    def num_dropped(self) -> int:
-        return self.private + self.exact_duplicates + self.near_duplicates + self.num_overlaps
-
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
         return {

@@ -178,8 +178,8 @@ def test_a_worker_that_dies_is_an_error_in_words(
     own = SourceSettings(name="own", path=("self",), licence="MIT")
 
     def kill_worker(*_: object) -> Iterator[Conversation]:
-        for number, row in enumerate(OwnPrompts()(own, SelfSettings(rows=4000), 0)):
-            if number == 2000:
+        for number, row in enumerate(OwnPrompts()(own, SelfSettings(rows=1200), 0)):
+            if number == 600:
                 for child in multiprocessing.active_children():
                     child.kill()
             yield row

@@ -33,6 +33,7 @@ def blended(shared_data: Path, bench_data: Path, tmp_path_factory: pytest.TempPa
         "".join(
             " ".join(f"Please: {prompt} Thanks, {number}.".split()) + "\n"
             for number, prompt in enumerate(benchmark_prompts(bench_data))
+            if number % 4 == 0
         ),
         encoding="utf-8",
     )
@@ -100,7 +101,7 @@ def find_prompts(prompts: list[str], texts: list[str]) -> list[str]:
 
 
 def test_no_row_contains_a_benchmark_prompt(blended: Path, bench_data: Path) -> None:
-    """Though one source consists of them: `leaked` has every prompt, amid other words."""
+    """Though one source consists of them: `leaked` has a quarter of the prompts."""
     prompts = [plain(prompt) for prompt in benchmark_prompts(bench_data)]
     assert len(prompts) > 2000
     texts = [
@@ -112,7 +113,7 @@ def test_no_row_contains_a_benchmark_prompt(blended: Path, bench_data: Path) -> 
     assert find_prompts(prompts, texts) == []
     card = read_card(blended)
     leaked = next(entry for entry in card["sources"] if entry["name"] == "leaked")
-    assert leaked["rows"]["overlaps"] > 1900
+    assert leaked["rows"]["overlaps"] > 450
     assert sum(leaked["overlaps"].values()) == leaked["rows"]["overlaps"]
 
 
