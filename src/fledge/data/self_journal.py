@@ -57,10 +57,12 @@ class SelfJournal:
         self._append(batch)
 
     def _append(self, document: Any) -> None:
-        with translated_disk_errors(self._path, place="output"), self._path.open("ab") as file:
-            file.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with translated_disk_errors(self._path, place="output"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def _check(self, found: Any) -> None:
         difference = first_difference(found, self._basis)
