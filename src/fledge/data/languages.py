@@ -8,9 +8,11 @@ those of ISO 639-1 and ISO 15924.
 import re
 from bisect import bisect_right
 from collections import Counter
+from functools import lru_cache
 from typing import NamedTuple
 
 UNDECIDED = "und"
+_NO_SCRIPT = "Zyyy"
 _LOOKED_AT = 2000
 """Characters from the start of a text that are looked at."""
 
@@ -130,14 +132,14 @@ def guess_language(text: str) -> Guess:
 
 
 def _main_script(text: str) -> str:
+    if text.isascii():
+        return "Latn" if _WORD.search(text) else _NO_SCRIPT
     counts: Counter[str] = Counter()
     for character, count in Counter(text).items():
-        code = ord(character)
-        place = bisect_right(_STARTS, code) - 1
-        if place >= 0 and code <= _RANGES[place][1]:
-            counts[_RANGES[place][2]] += count
+        counts[_script_of(character)] += count
+    counts.pop(_NO_SCRIPT, None)
     if not counts:
-        return "Zyyy"
+        return _NO_SCRIPT
     # An ideograph says as much as a word, and such texts are full of Latin names.
     for dense in ("Hani", "Kana", "Hang"):
         counts[dense] *= 4
@@ -146,19 +148,26 @@ def _main_script(text: str) -> str:
     return max(counts, key=lambda script: (counts[script], script))
 
 
+@lru_cache(maxsize=1 << 16)
+def _script_of(character: str) -> str:
+    code = ord(character)
+    place = bisect_right(_STARTS, code) - 1
+    return _RANGES[place][2] if place >= 0 and code <= _RANGES[place][1] else _NO_SCRIPT
+
+
 def _by_small_words(text: str, script: str) -> str:
     by_word = _BY_WORD[script]
-    words = _WORD.findall(text.lower())
+    words = Counter(_WORD.findall(text.lower()))
     scores: Counter[str] = Counter()
-    for word in words:
+    for word, count in words.items():
         languages = by_word.get(word, ())
         for language in languages:
             # A word that several languages have says less.
-            scores[language] += _WHOLE // len(languages)
+            scores[language] += count * (_WHOLE // len(languages))
     if not scores:
         return UNDECIDED
     best, score = max(scores.items(), key=lambda item: (item[1], item[0]))
     rivals = [other for language, other in scores.items() if language != best]
     is_clear = score > max(rivals, default=0)
-    is_frequent = score >= _WHOLE and score >= len(words) * _WHOLE // 12
+    is_frequent = score >= _WHOLE and score >= words.total() * _WHOLE // 12
     return best if is_clear and is_frequent else UNDECIDED
