@@ -103,7 +103,7 @@ class FlakyServer:
         self.last_new = 0.0
         """When something was asked for the first time, most recently."""
 
-        self._in_flight = 0
+        self.in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
@@ -171,8 +171,8 @@ class FlakyServer:
             self._count(-1)
 
     def _count(self, change: int) -> None:
-        self._in_flight += change
-        self.timeline.append((time.monotonic(), self._in_flight))
+        self.in_flight += change
+        self.timeline.append((time.monotonic(), self.in_flight))
 
     async def _respond(self, request: Request) -> Response:
         if self.api_key is not None and request.headers.get("authorization") != (

@@ -65,6 +65,8 @@ def test_ten_kills(tmp_path: Path) -> None:
             assert process.poll() is None, "it ended before it was killed"
             process.kill()
             process.wait()
+            while server.in_flight:
+                time.sleep(0.001)
             after = finished_turns(out)
             assert before <= after, f"kill {number} lost an answer"
             assert_not_asked_again(server, answered, num_new=len(after - before))
@@ -123,6 +125,30 @@ def test_the_end_of_a_process_while_it_writes(tmp_path: Path) -> None:
         assert set(server.answered.values()) == {2}
     assert manifest.fingerprint == calm.fingerprint
     assert output_bytes(out) == output_bytes(tmp_path / "calm")
+
+
+def test_a_damaged_answer_is_asked_again(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Listening(SilentProgress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    source, out = make_source(tmp_path / "c", simple_rows(20)), tmp_path / "out"
+    with FlakyServer() as server:
+        with pytest.raises(Died):
+            ask(source, out, server.url, progress=DyingProgress(0))
+        content = bytearray((out / JOURNAL_NAME).read_bytes())
+        content[len(content) // 2] ^= 1
+        (out / JOURNAL_NAME).write_bytes(content)
+        manifest = ask(source, out, server.url, progress=Listening())
+        assert sorted(server.answered.values()) == [1] * 19 + [2]
+        calm = ask(source, tmp_path / "calm", server.url)
+    assert notes == [
+        "damaged lines in answers.journal: 1; their rows are asked again.",
+        "19 of 20 rows were answered before.",
+    ]
+    assert manifest.fingerprint == calm.fingerprint
 
 
 def test_a_finished_directory_is_left_alone(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import pytest
 
 from fledge.store.rows import read_rows
 from tests.unit.data.flaky_server import ALL_FAULTS, FlakyServer
-from tests.unit.data.regenerate_support import ask, make_source, mixed_rows, output_bytes
+from tests.unit.data.regenerate_support import (
+    ask,
+    make_source,
+    mixed_rows,
+    output_bytes,
+    simple_rows,
+)
 
 
 def names(directory: Path) -> list[str]:
@@ -28,3 +34,10 @@ def test_failures_leave_no_trace(turns: str, tmp_path: Path) -> None:
     assert names(tmp_path / "flaky") == [".lock", "manifest.json", "plan.json", "rows-00000.jsonl"]
     assert calm.counts["rows"] == 100
     assert [row.id for row in read_rows(tmp_path / "flaky")] == [f"chat/{n}" for n in range(1, 101)]
+
+
+def test_requests_in_flight_reach_the_limit_and_stay_below_it(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "c", simple_rows(60))
+    with FlakyServer(faults=("500", "torn"), max_faults=1, service_s=(0.05, 0.05)) as server:
+        ask(source, tmp_path / "out", server.url, concurrency=12)
+    assert max(in_flight for _, in_flight in server.timeline) == 12

@@ -154,7 +154,7 @@ def _run(
         worklist = Worklist(rows, journal, settings, answerer.model, gives_up=give_up)
         if worklist.num_damaged:
             progress.note(
-                f"{worklist.num_damaged} lines of {JOURNAL_NAME} are damaged; their rows are asked "
+                f"damaged lines in {JOURNAL_NAME}: {worklist.num_damaged}; their rows are asked "
                 "again."
             )
         if worklist.num_done:
