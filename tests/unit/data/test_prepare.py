@@ -1,5 +1,7 @@
 """The stage as a whole: what comes out, what is counted, what is refused."""
 
+import errno
+import io
 import json
 import multiprocessing
 import random
@@ -21,9 +23,11 @@ from fledge.contracts.data_settings import (
 )
 from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, MismatchError
 from fledge.contracts.progress import SilentProgress
+from fledge.data import inputs
 from fledge.data.card import ROW_COUNTS
 from fledge.data.prepare import prepare
 from fledge.data.self_filter import DiversityMeter, SelfPromptReport
+from fledge.data.sources.places import SourceFile
 from fledge.store.manifest import Manifest, read_manifest
 from fledge.store.rows import read_rows
 from fledge.store.stage_directory import open_stage
@@ -360,3 +364,25 @@ def test_brackets_in_the_recipes_directory_are_no_pattern(tmp_path: Path) -> Non
     source = SourceSettings(name="all", path=("prompt*.txt",), licence="MIT")
     manifest = run(replace(settings, sources=(source,)), base, tmp_path / "out")
     assert manifest.counts["rows"] == 10
+
+
+def test_an_input_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = write_sources(tmp_path, num_rows=20)
+
+    def fail(path: Path, task: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(inputs, "hash_part", fail)  # a disk with a bad sector
+    with pytest.raises(ArtifactError, match=r"chat\.jsonl cannot be read: Input/output error\."):
+        run(settings, tmp_path, tmp_path / "out")
+
+
+def test_inputs_elsewhere_are_known_by_name_and_size(tmp_path: Path) -> None:
+    remote = SourceFile(name="x", identity="s3://bucket/x", size=12, open=lambda: io.BytesIO())
+    with SilentProgress().task("checking") as task:
+        assert inputs._fingerprint(remote, task) == "s3://bucket/x, 12 bytes"
+    settings = write_sources(tmp_path, num_rows=20)
+    cloud = replace(settings.sources[0], path=("s3://bucket/x", "hf://owner/name", "self.jsonl"))
+    resolved = inputs.resolve_paths(replace(settings, sources=(cloud,)), Path("/base"))
+    assert resolved.sources[0].path == ("s3://bucket/x", "hf://owner/name", "/base/self.jsonl")
+    assert resolved.decontaminate.against == ("/base/bench.jsonl",)
