@@ -39,6 +39,7 @@ class AcceptanceModel:
         self._rising_DPG = _rising(self._gains_DPG)
         self._num_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._last_seen_DP = np.zeros(self._gains_DPG.shape[:2])
+        self._has_gains = False
         self._num_cycles = 0
         self._accepted = 0.0
         self._expected = 0.0
@@ -80,23 +81,34 @@ class AcceptanceModel:
         # Many requests say in a few cycles what one says in many; what was accepted is said by
         # chance, what was expected is not.
         window = 8.0 + 56.0 / num_requests
-        kept = math.exp(-1.0 / (8.0 + 160.0 / num_requests))
+        kept = math.exp(-1.0 / (24.0 + 160.0 / num_requests))
         self._num_cycles += 1
-        if report.gains is not None:
-            self._take_gains(report.gains.double().numpy(), num_requests, window)
-        plan = report.plan
-        unscaled = self.gain(plan.depth, plan.width, plan.nodes / num_requests) / self.scale
-        self._accepted = kept * self._accepted + sum(report.accepted_D)
-        self._expected = kept * self._expected + unscaled * num_requests
+        measured_DPG = None if report.gains is None else report.gains.double().numpy()
+        if measured_DPG is not None:
+            self._take_gains(measured_DPG, num_requests, window)
+        if (expected := self._expected_of(report, measured_DPG)) is not None:
+            self._accepted = kept * self._accepted + sum(report.accepted_D)
+            self._expected = kept * self._expected + expected * num_requests
         self._count_depths(report, kept)
 
+    def _expected_of(self, report: CycleReport, measured_DPG: Array | None) -> float | None:
+        """What the scores promised, not scaled; None while the first measurement is on its way."""
+        plan, preset = report.plan, self.preset(report.plan.width)
+        row_G = self._rising_DPG[plan.depth - 1, preset]
+        if measured_DPG is not None:
+            row_G = np.concatenate([[0.0], measured_DPG[plan.depth - 1, preset]])
+        elif self._has_gains and self._num_seen_DP[plan.depth - 1, preset] == 0:
+            return None
+        return float(np.interp(plan.nodes / report.num_drafted, _GRID_G, row_G))
+
     def _take_gains(self, gains_DPG: Array, num_requests: int, window: float) -> None:
+        self._has_gains = True
         depth, num_presets, _ = gains_DPG.shape
         seen = (slice(depth), slice(num_presets))
         age_DP = self._num_cycles - self._last_seen_DP[seen]
         rate_DP = 1.0 - np.exp(-age_DP / window)
         rate_DP = np.minimum(rate_DP, num_requests / (num_requests + 8.0))
-        rate_DP = np.maximum(rate_DP, 1.0 / (self._num_seen_DP[seen] + 1.5))
+        rate_DP = np.maximum(rate_DP, num_requests / (self._num_seen_DP[seen] + num_requests + 4.0))
         before_G = self._gains_DPG[depth - 1, num_presets - 1].copy()
         self._gains_DPG[seen] += rate_DP[..., None] * (gains_DPG - self._gains_DPG[seen])
         after_G = self._gains_DPG[depth - 1, num_presets - 1]
@@ -104,7 +116,7 @@ class AcceptanceModel:
         self._gains_DPG[depth:] *= moved_G
         self._gains_DPG[:depth, num_presets:] *= moved_G
         self._rising_DPG = _rising(self._gains_DPG)
-        self._num_seen_DP[seen] += 1
+        self._num_seen_DP[seen] += num_requests
         self._last_seen_DP[seen] = self._num_cycles
 
     def _count_depths(self, report: CycleReport, kept: float) -> None:

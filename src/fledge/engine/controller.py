@@ -31,12 +31,16 @@ __all__ = [
 ]
 
 _CLEARLY_BETTER = 1.02
+_RELUCTANCE = (0.01, 0.1)
+"""Added to that before drafting begins, and what it grows to after many returns to plain decoding:
+the best of many estimates is likely one that is too good."""
+_RELUCTANCE_CYCLES = 1024
 _CYCLES_PER_COMPARISON = 8
 _CYCLES_PER_MEASUREMENT = 4
 _FEW_REQUESTS = 4
 """Up to so many, every cycle's candidates are measured: one cycle says little."""
 _COLD_CYCLES = 16
-_CATCH_UP_CYCLES = 128
+_CATCH_UP_CYCLES = 256
 """Cycles over which drafting again has to earn what catching up costs."""
 
 
@@ -50,7 +54,8 @@ class FixedController:
         self._plan = PLAIN
 
     def choose(self, load: Load) -> DraftPlan:
-        room = self._max_pass_tokens - load.num_requests - load.num_other_tokens
+        # Drafts go before prompts, which get at least one token of every pass.
+        room = self._max_pass_tokens - load.num_requests - 1
         nodes = min(self._tree.num_nodes * load.num_requests, room)
         self._plan = DraftPlan(self._tree.depth, self._tree.width, nodes) if nodes > 0 else PLAIN
         return self._plan
@@ -78,6 +83,7 @@ class AdaptiveController:
         self._version = 0
         self._num_reports = 0
         self._num_drafted = 0
+        self._reluctance = _RELUCTANCE[0]
 
     def choose(self, load: Load) -> DraftPlan:
         self._prober.tick()
@@ -97,6 +103,7 @@ class AdaptiveController:
 
     def observe(self, report: CycleReport) -> None:
         self._num_reports += 1
+        self._reluctance += (_RELUCTANCE[0] - self._reluctance) / _RELUCTANCE_CYCLES
         self._tokens.add(report)
         self._costs.observe(report)
         if report.plan.is_probe:
@@ -155,6 +162,8 @@ class AdaptiveController:
         if len(self._choices) > 256:
             self._choices.clear()
         choice = self._compare(known or self._newest, load)
+        if known is not None and choice.plan.is_plain and not known.plan.is_plain:
+            self._reluctance = min(2.0 * self._reluctance, _RELUCTANCE[1])
         self._choices[key] = choice
         return choice
 
@@ -167,12 +176,12 @@ class AdaptiveController:
             best_rate *= cycle_s / (cycle_s + self._planner.backlog_s(load) / _CATCH_UP_CYCLES)
         if best is None or best_rate <= outlook.plain_rate:
             return self._made(PLAIN, outlook, outlook.plain_rate, load)
-        if incumbent is not None:
+        if incumbent is not None and self._num_reports >= _COLD_CYCLES:
             kept = self._planner.fit(incumbent.plan, incumbent.nodes_per_request, load)
             kept_rate = self._planner.rate(kept, load)
-            is_plain_now = kept.is_plain and self._num_reports >= _COLD_CYCLES
-            is_sound = is_plain_now or kept_rate > outlook.plain_rate
-            if is_sound and best_rate < _CLEARLY_BETTER * kept_rate:
+            margin = _CLEARLY_BETTER + (self._reluctance if kept.is_plain else 0.0)
+            is_sound = kept.is_plain or kept_rate > outlook.plain_rate
+            if is_sound and best_rate < margin * kept_rate:
                 return self._made(kept, outlook, kept_rate, load)
         return self._made(best, outlook, best_rate, load)
 

@@ -8,6 +8,7 @@ Legend: B requests, T rows of a pass, W tree width, D hidden size, V draft vocab
 """
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -161,7 +162,8 @@ class HeadDrafter:
         if plan.is_measured:
             self.gains = expected_gains(candidates, depth=plan.depth, width=width).cpu()
         roots_B = torch.tensor([seq.newest_token_id for seq in sequences], device=lens_B.device)
-        return select_trees(roots_B, candidates, num_nodes=plan.nodes, max_nodes=self._budget)
+        trees = select_trees(roots_B, candidates, num_nodes=plan.nodes, max_nodes=self._budget)
+        return replace(trees, max_depth=plan.depth)
 
     def observe(self, trees: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
         self.calibration.observe(trees, walk, sampled_B)
@@ -172,8 +174,8 @@ class HeadDrafter:
             if self.window is not None and seq.kv_len - self.window + 1 > seq.head_len:
                 # Entries that the window will never look at again need not be made.
                 seq.head_len = seq.head_first = seq.kv_len - self.window + 1
-        # Entry j is made of feature j - 1, which exists once the target has read token j - 1.
-        stops = {seq: min(seq.kv_len + 1, seq.len - 1) for seq in sequences}
+        # Entry j needs feature j - 1, and a slot: the token behind a chunk may have none yet.
+        stops = {seq: min(seq.kv_len, seq.len - 1) for seq in sequences}
         behind = [seq for seq in sequences if seq.head_len < stops[seq]]
         while behind:
             batch: list[Sequence] = []
@@ -207,7 +209,7 @@ class HeadDrafter:
             num_rows=len(tokens),
             tables=tables,
             num_short=len(sequences) if max(counts) <= _FEW_ROWS else 0,
-            first_number=1,
+            first_B=torch.tensor([self._first_key(seq) for seq in sequences], device=device),
         )
         before_T = tables.slots(self.window, packed.request_T, packed.numbers_T - 1)
         (fused_TD,) = self._cache.head_memory.read(_FEATURES, before_T)
@@ -217,6 +219,14 @@ class HeadDrafter:
         self.num_extended += len(tokens)
         last_B = packed.starts_B + packed.num_rows_B - 1
         return HeadOutput(output.feedback_TD[last_B], output.normed_TD[last_B])
+
+    def _first_key(self, seq: Sequence) -> int:
+        """The oldest entry that is worth looking at.
+
+        Older ones may be gone. Rows that would see them only leave their own entries, which do not
+        depend on what they see; the newest row sees nothing older than this.
+        """
+        return 1 if self.window is None else max(1, seq.kv_len - self.window + 1)
 
     def _step(
         self,

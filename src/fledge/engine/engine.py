@@ -266,7 +266,8 @@ class Engine:
         return Load(
             num_requests=len(decoding),
             num_sampled=sum(not seq.request.params.is_greedy for seq in decoding),
-            num_other_tokens=min(unread, self.settings.max_pass_tokens),
+            # However much there is to read, a quarter of the pass is open for drafts.
+            num_other_tokens=min(unread, self.settings.max_pass_tokens * 3 // 4),
             context_tokens=sum(seq.kv_len for seq in decoding),
         )
 

@@ -16,7 +16,7 @@ from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
 from fledge.engine.outlook import Outlook, Planner
 
-SHARE = 0.01
+SHARE = 0.007
 """Of all time, what probes may cost on average."""
 _MIN_INTERVAL = 6
 """Cycles between probes."""

@@ -99,8 +99,9 @@ class Scheduler:
         decoding = [seq for seq in self.running if seq.is_decoding]
         decoding = [seq for seq in decoding if self._keep_room(seq)]
         for seq in decoding:
-            has_scratch = num_scratch and self._cache.reserve(seq, seq.len + num_scratch)
-            (plan.drafting if has_scratch else plan.plain).append(seq)
+            may_draft = num_scratch and not seq.is_suspect
+            has_room = may_draft and self._cache.reserve(seq, seq.len + num_scratch)
+            (plan.drafting if has_room else plan.plain).append(seq)
         left = max(1, self._max_tokens - len(decoding) - num_drafts)
         left = self._continue_reading(plan, left)
         self._admit(plan, left)

@@ -56,6 +56,9 @@ class Sequence:
 
         self.finish_reason: FinishReason | None = None
         self.is_waiting = True
+        self.is_suspect = False
+        """Its last drafts had no numbers for logits: the next cycle does without."""
+
         self.cycles = self.num_preemptions = self.num_prompt_reused = 0
         self.offered_at: list[int] = []
         """Cycles that had a draft at depth 1, 2, ... below what was accepted before it."""
@@ -64,7 +67,7 @@ class Sequence:
         self.leave_cache()
         self._detokenizer = detokenizer
         self._num_shown = 0
-        self._num_searched = 0
+        self._num_searched = self._num_unstoppable = 0
         self._stop_position: int | None = None
         self._arrived = time.perf_counter()
         self._started = self._first_token = self._last_token = 0.0
@@ -170,7 +173,11 @@ class Sequence:
         if self._stop_position is None:
             text = self._detokenizer.text
             if may_stop:
-                self._stop_position = find_stop(text, stops, self._num_searched)
+                self._stop_position = find_stop(
+                    text, stops, self._num_searched, self._num_unstoppable
+                )
+            else:
+                self._num_unstoppable = len(text)
             # The next search starts early enough to see a stop text that is half there now.
             self._num_searched = max(0, len(text) - max(map(len, stops)) + 1)
         return self._stop_position is not None

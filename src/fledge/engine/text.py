@@ -37,9 +37,13 @@ class Detokenizer:
         return self._decode(self._token_ids[self._window_start :])[len(known) :]
 
 
-def find_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
-    """Where the first stop text begins at or after `start`."""
-    found = [position for stop in stops if (position := text.find(stop, start)) >= 0]
+def find_stop(text: str, stops: Sequence[str], start: int = 0, num_ignored: int = 0) -> int | None:
+    """Where the first stop text begins at or after `start` that ends behind the ignored text."""
+    found = [
+        position
+        for stop in stops
+        if (position := text.find(stop, max(start, num_ignored - len(stop) + 1))) >= 0
+    ]
     return min(found) if found else None
 
 

@@ -152,7 +152,15 @@ class Verifier:
     ) -> Walk:
         sampling = self._sampling_of(walkers)
         positions_B = torch.tensor([len(seq.output_ids) for seq in walkers], device=self._device)
-        return self._walk(logits_RV, rows_BN, trees, sampling.batch, positions_B, sampling.rules)
+        return self._walk(
+            logits_RV,
+            rows_BN,
+            trees,
+            sampling.batch,
+            positions_B,
+            sampling.rules,
+            max_depth=trees.max_depth,
+        )
 
     def _sampling_of(self, walkers: list[Sequence]) -> Sampling:
         known = self._sampling
@@ -210,8 +218,9 @@ class Verifier:
         num_emitted = 0
         for i, seq in enumerate(walkers):
             if failed[i]:
-                seq.error = _not_a_number(seq)
+                self._fail(seq, had_drafts=i < len(plan.drafting))
                 continue
+            seq.is_suspect = False
             count = seq.commit(tokens[i], logprobs[i])
             # A chunk leaves its own entries; so do accepted drafts, the last token never does.
             seq.kv_len += chunks[i] + count - 1
@@ -226,6 +235,17 @@ class Verifier:
             reached_at_depth=tuple(sum(one >= depth for one in offered) for depth in depths),
             accepted_at_depth=tuple(sum(one > depth for one in lengths) for depth in depths),
         )
+
+    def _fail(self, seq: Sequence, *, had_drafts: bool) -> None:
+        """Logits that are no numbers: a draft's, which it shares with its root, or its own."""
+        if not had_drafts:
+            seq.error = _not_a_number(seq)
+            return
+        # Masked entries count nothing unless they are no numbers: ask again without drafts. What
+        # the walk has counted for penalties is counted anew.
+        seq.is_suspect = True
+        seq.rules.release()
+        self.forget_sampling()
 
 
 def _are_same(known: tuple[Sequence, ...], walkers: Many[Sequence]) -> bool:

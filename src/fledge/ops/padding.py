@@ -22,7 +22,7 @@ def pad_tree_pass(packed: "TreePass", window: int | None) -> PaddedRequests | No
     count = packed.num_short
     starts_B1, rows_B1 = packed.starts_B[:count, None], packed.num_rows_B[:count, None]
     context_B1, chain_B1 = packed.context_B[:count, None], packed.chain_B[:count, None]
-    keys = _padded_keys(context_B1, rows_B1, packed.first_number, window, 1)
+    keys = _padded_keys(context_B1, rows_B1, packed.first_B[:count, None], window, 1)
     if keys is None:
         return None
     numbers_BK, is_key_BK = keys
@@ -57,7 +57,8 @@ def pad_frontier(packed: "FrontierPass", window: int | None) -> PaddedRequests |
     num_requests, width, num_scratch = packed.visible_BWS.shape
     context_B1, device = packed.context_B[:, None], packed.context_B.device
     new_B1 = torch.full_like(context_B1, num_scratch)
-    keys = _padded_keys(context_B1, new_B1, packed.first_number, window, packed.level)
+    first_B1 = torch.full_like(context_B1, packed.first_number)
+    keys = _padded_keys(context_B1, new_B1, first_B1, window, packed.level)
     if keys is None:
         return None
     numbers_BK, is_key_BK = keys
@@ -82,7 +83,7 @@ def pad_frontier(packed: "FrontierPass", window: int | None) -> PaddedRequests |
 
 
 def _padded_keys(
-    context_B1: Tensor, new_B1: Tensor, first_number: int, window: int | None, level: int
+    context_B1: Tensor, new_B1: Tensor, firsts_B1: Tensor, window: int | None, level: int
 ) -> tuple[Tensor, Tensor] | None:
     """Token numbers of the keys, and which are not padding; None when padding would be most of it.
 
@@ -90,7 +91,6 @@ def _padded_keys(
     """
     if context_B1.shape[0] < 2:
         return None
-    firsts_B1 = torch.full_like(context_B1, first_number)
     if window is not None:
         firsts_B1 = firsts_B1.maximum(context_B1 - window + level).minimum(context_B1)
     counts_B1 = context_B1 + new_B1 - firsts_B1

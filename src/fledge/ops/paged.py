@@ -38,6 +38,8 @@ class BlockTables:
     def slots(self, window: int | None, request: Tensor | int, numbers: Tensor) -> Tensor:
         """Slots of token numbers; `request` is one row of the table, or one for each number."""
         blocks = self.by_window[window][request, numbers // self.block_size]
+        # On a GPU the question would make the host wait.
+        assert blocks.is_cuda or not (blocks < 0).any(), "a token number has no block"
         return blocks * self.block_size + numbers % self.block_size
 
     def __getitem__(self, rows: Tensor) -> "BlockTables":
@@ -70,8 +72,8 @@ class TreePass:
     num_short: int
     """How many requests, from the first on, have few rows; the others read long chunks."""
 
-    first_number: int = 0
-    """Numbers below it were never stored: a head has no entry for token 0."""
+    first_B: Tensor
+    """Numbers below are never looked at: a head has no entry for token 0, a window lets go."""
 
     views: dict[int | None, PassView] = field(default_factory=dict, compare=False)
 
@@ -94,12 +96,13 @@ class TreePass:
         return self.views[window]
 
     def _segments(self, window: int | None, first_request: int) -> tuple[Segment, ...]:
-        lengths = torch.stack([self.starts_B, self.num_rows_B, self.context_B, self.chain_B])
+        lengths = [self.starts_B, self.num_rows_B, self.context_B, self.chain_B, self.first_B]
         segments = []
-        for request, (start, num_rows, context, chain) in enumerate(lengths.t().tolist()):
+        for request, (start, num_rows, context, chain, first) in enumerate(
+            torch.stack(lengths).t().tolist()
+        ):
             if request < first_request:
                 continue
-            first = self.first_number
             if window is not None:
                 first = max(first, context - window + 1)
             numbers_K = torch.arange(first, context + num_rows, device=self.request_T.device)
@@ -145,7 +148,7 @@ def make_tree_pass(
     tables: BlockTables,
     num_short: int,
     last_position: int | None = None,
-    first_number: int = 0,
+    first_B: Tensor | None = None,
 ) -> TreePass:
     """Lay chains and trees of all requests end to end; `num_rows` is how many rows that makes.
 
@@ -184,7 +187,7 @@ def make_tree_pass(
         seen_BNN=seen_BNN,
         tables=tables,
         num_short=num_short,
-        first_number=first_number,
+        first_B=torch.zeros_like(context_B) if first_B is None else first_B,
     )
 
 

@@ -38,6 +38,9 @@ class TreeBatch:
     num_drafts: int
     """Real nodes of all trees, roots not counted: what the host may know beforehand."""
 
+    max_depth: int | None = None
+    """No tree is deeper; None where that was not said."""
+
     @property
     def num_requests(self) -> int:
         return self.tokens_BN.shape[0]
@@ -156,6 +159,7 @@ def with_roots(trees: TreeBatch, root_tokens_B: Tensor) -> TreeBatch:
         sizes_B=torch.cat([trees.sizes_B, trees.sizes_B.new_ones(more)]),
         logprobs_BN=padded(trees.logprobs_BN),
         num_drafts=trees.num_drafts,
+        max_depth=trees.max_depth,
     )
 
 
