@@ -6,9 +6,10 @@ Answers are not, since they are made anew. Two rows are
 - exact duplicates when these texts are equal after folding case, compatibility characters and
   spaces;
 - near duplicates when the word 5-grams of what users and tools said are alike (`minhash.py`), the
-  same numbers occur there, and system prompts and tools are the same words, numbers aside. A system
-  prompt that a whole source shares would otherwise make all its rows alike, and so would an
-  exercise that is asked again with other numbers.
+  same numbers occur there, short lines beside long ones are equal, and system prompts and tools are
+  the same words, numbers aside. A system prompt that a whole source shares would otherwise make all
+  its rows alike, and so would a document that several questions are asked about, or an exercise
+  that is asked again with other numbers.
 
 New rows wait in memory, a few thousand at most, and go into the open transaction sorted by key.
 """
@@ -71,13 +72,14 @@ class Tracer:
             return None
         numbers = " ".join(sorted(_NUMBER.findall(side.turns)))
         minima = self._hasher.minima(words)
-        keys = self._hasher.keys(minima, _hash(numbers) ^ _frame_key(side.frame))
+        family = _hash(f"{numbers}\n{side.short_lines}") ^ _frame_key(side.frame)
+        keys = self._hasher.keys(minima, family)
         return Probe(keys, pack(minima))
 
 
 def text_hash(side: PromptSide) -> int:
     """Equal for texts that are equal; SQLite's integers have a sign, so a bit is dropped."""
-    return _hash("\n\n".join(side)) >> 1
+    return _hash(f"{side.frame}\n\n{side.turns}") >> 1
 
 
 class DuplicateIndex:

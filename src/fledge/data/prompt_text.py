@@ -26,6 +26,9 @@ _UNSPACED_RANGES = (
     (0x20000, 0x3FFFF),
 )
 _ZERO_WIDTH_SPACE = "\u200b"
+_SHORT_LINE = 120
+_LONG_LINE = 300
+"""Characters of lines that may be a question, and of lines that may be what it is about."""
 
 
 def is_unspaced(word: str) -> bool:
@@ -82,19 +85,31 @@ class PromptSide(NamedTuple):
     turns: str
     """What users and tools said."""
 
+    short_lines: str
+    """Short lines of messages that also have a long one, such as a question about a document."""
+
 
 def prompt_side(conversation: Conversation) -> PromptSide:
     """The two parts of a conversation's prompt, normalised; each message is one line."""
     frame: list[str] = []
     turns: list[str] = []
+    short_lines: list[str] = []
     for message in conversation.messages:
-        role = message["role"]
+        role, text = message["role"], content_text(message)
         if role in ("user", "tool"):
-            turns.append(f"{role} {normalise(content_text(message))}")
+            turns.append(f"{role} {normalise(text)}")
+            short_lines += _short_lines(text)
         elif role != "assistant":
-            frame.append(normalise(content_text(message)))
+            frame.append(normalise(text))
     frame += [normalise(tool_text(tool)) for tool in conversation.tools]
-    return PromptSide("\n".join(frame), "\n".join(turns))
+    return PromptSide("\n".join(frame), "\n".join(turns), "\n".join(short_lines))
+
+
+def _short_lines(text: str) -> list[str]:
+    lines = text.splitlines()
+    if len(lines) < 2 or max(map(len, lines)) < _LONG_LINE:
+        return []
+    return [normalise(line) for line in lines if len(line) < _SHORT_LINE]
 
 
 def all_texts(conversation: Conversation) -> Iterator[str]:

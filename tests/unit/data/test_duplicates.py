@@ -123,6 +123,19 @@ def test_a_shared_system_prompt_makes_no_duplicates(index: DuplicateIndex) -> No
     assert index.check(row(LONG + " Thank you.", system="You are a poet.")) is None
 
 
+def test_other_questions_about_a_document_are_no_duplicates(index: DuplicateIndex) -> None:
+    document = f"{LONG} {LONG[::-1]}"
+    assert index.check(row(f"Who built the oven?\n\n{document}")) is None
+    assert index.check(row(f"Who repairs the oven?\n\n{document}")) is None
+    assert index.check(row(f"{document}\n\nWho built the oven?")) is None
+    changed = document.replace("neighbours", "friends")
+    assert index.check(row(f"Who built the oven?\n\n{changed}")) == "near"
+    # Without a long line all lines are compared together.
+    short = LONG.replace(" and ", "\nand ").replace(", ", ",\n")
+    assert index.check(row(short)) is None
+    assert index.check(row(short.replace("neighbours", "friends"))) == "near"
+
+
 def test_each_kind_can_be_switched_off(tmp_path: Path) -> None:
     with DuplicateIndex(tmp_path / "exact", DuplicateSettings(near=False)) as index:
         answers = [index.check(row(text)) for text in (LONG, LONG + " Please.", LONG)]
