@@ -34,7 +34,10 @@ def workload(rng: random.Random) -> list[Asked]:
         prompt = (*stem, *(rng.randrange(3, 97) for _ in range(1 + int(rng.expovariate(0.1)))))
         temperature = rng.choice([0.0, 0.0, 0.8, 1.2])
         params = SamplingParams(
-            max_tokens=1 + int(rng.expovariate(0.12)), temperature=temperature, seed=number
+            max_tokens=1 + int(rng.expovariate(0.06)),
+            temperature=temperature,
+            seed=number,
+            ignore_eos=rng.random() < 0.8,
         )
         asked.append((prompt[:200], params))
     return asked
@@ -96,7 +99,7 @@ def soak(num_requests: int, seed: int = 0) -> dict[str, object]:
         tree=TreeSettings(depth=3, width=2, budget=4),
         max_requests=24,
         max_pass_tokens=128,
-        cache_tokens=640,
+        cache_tokens=400,
         block_size=8,
     )
     engine = Engine(target, tiny_head(target, num_taps=1, taps=(1,)), settings)
@@ -107,7 +110,8 @@ def soak(num_requests: int, seed: int = 0) -> dict[str, object]:
     elapsed = time.perf_counter() - started
     engine.check_integrity()
     stats = engine.stats
-    assert not engine.has_work and stats.num_running == stats.num_waiting == 0
+    assert not engine.has_work
+    assert stats.num_running == stats.num_waiting == 0
     assert sum(running.ended.values()) == num_requests, "a request was lost"
     assert all(len(answers) == 1 for answers in running.answers.values()), "answers differ"
     plain = Engine(target)

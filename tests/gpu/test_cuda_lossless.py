@@ -13,6 +13,7 @@ from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.ops.noise import gumbel, uniform_bits
 from fledge.testing import ARCHITECTURES, target_of, tiny_head, tiny_model
 from tests.lossless.support import greedy, prompts, scripted, token_ids
+from tests.lossless.test_paged_engine import SETTINGS, branching_prompts, run_disturbed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,3 +71,38 @@ def test_bfloat16_runs(rule: str) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.7, seed=1)
     completions = Engine(target, tiny_head(target), settings).generate(prompts(4), params)
     assert all(len(c.token_ids) == 20 or c.finish_reason == "stop" for c in completions)
+
+
+@pytest.mark.parametrize("setting", ["chunked", "starved"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid", "mistral-sliding"])
+def test_chunks_prefix_hits_and_preemption(architecture: str, setting: str) -> None:
+    asked = branching_prompts(12)
+    expected = greedy(architecture, asked, max_tokens=20)
+    target = target_of(tiny_model(architecture).to(CUDA))
+    params = [SamplingParams(max_tokens=20)] * len(asked)
+    for drafts in (
+        {"head": tiny_head(target, sliding_window=6 if "gemma" in architecture else None)},
+        {"drafter": scripted(asked, expected, device=CUDA)},
+    ):
+        engine = Engine(target, settings=SETTINGS[setting], **drafts)  # type: ignore[arg-type]
+        assert run_disturbed(engine, asked, params, seed=1) == expected
+        assert run_disturbed(engine, asked, params, seed=2) == expected
+        assert engine.stats.num_reused_tokens > 0
+        assert engine.stats.num_preemptions > 0
+
+
+def test_penalties_and_logprobs_on_the_gpu() -> None:
+    asked = prompts(4)
+    model = tiny_model("llama")
+    params = [
+        SamplingParams(max_tokens=16, repetition_penalty=1.4, logprobs=3),
+        SamplingParams(max_tokens=16, temperature=0.9, seed=3, presence_penalty=0.6),
+        SamplingParams(max_tokens=16, frequency_penalty=0.5, min_tokens=12, logit_bias={7: 2.0}),
+        SamplingParams(max_tokens=16),
+    ]
+    on_cpu = Engine(target_of(model)).generate(asked, params)
+    target = target_of(model.to(CUDA))
+    on_gpu = Engine(target, tiny_head(target), TREE).generate(asked, params)
+    assert token_ids(on_gpu) == token_ids(on_cpu)
+    for ours, theirs in zip(on_gpu[0].logprobs or (), on_cpu[0].logprobs or (), strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
