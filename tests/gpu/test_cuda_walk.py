@@ -74,6 +74,7 @@ def walks(device: str) -> list[Walk]:
 
 
 @pytest.mark.usefixtures("no_waiting")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_walk_does_not_wait_and_says_what_the_cpu_says() -> None:
     for ours, expected in zip(walks("cuda"), walks("cpu"), strict=True):
         assert torch.equal(ours.lengths_B.cpu(), expected.lengths_B)
