@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 from fledge.contracts.conversation import Answer, Message
 from fledge.contracts.errors import RequestError
-from fledge.models.said import find_said, spoken_text
+from fledge.models.chat_renders import ChatRenders, first_difference
+from fledge.models.said import Asked, SaidTurn, find_aside, find_said, spoken_text
 from fledge.models.tokenizer import TargetTokenizer, TemplateRefusal, Tools
 
 _SHOWN_CHARS = 60
-_PROBES = ("a", "b")
-"""Two answers that share no letter: what their renders share is the template's."""
 
 
 class UnclearTurn(RequestError):
@@ -75,10 +74,10 @@ class TurnFinder:
         """The turns at the given messages; None stands for an answer as it was recorded."""
         if self.is_raw:
             return [self._raw_turn(messages, k, answers[k]) for k in sorted(answers)]
-        renders = _Renders(self._tokenizer, messages, tools)
+        renders = ChatRenders(self._tokenizer, messages, tools)
         return [self._turn(renders, k, answers[k]) for k in sorted(answers)]
 
-    def _turn(self, renders: "_Renders", k: int, answer: Answer | None) -> AnsweredTurn:
+    def _turn(self, renders: ChatRenders, k: int, answer: Answer | None) -> AnsweredTurn:
         prompt = renders.prompt(k)
         message = renders.messages[k]
         if answer is not None and answer.token_ids is not None:
@@ -88,24 +87,26 @@ class TurnFinder:
         prompt += renders.unprompted_header(k)
         full = renders.upto(k + 1)
         end = self._find_end(full, renders.turn_start(k, prompt))
-        if is_whole and end is None:
+        stop = len(full) if end is None else end.start
+        ending = self._next_end(renders, k) if end is None else full[end.start : end.stop]
+        if is_whole and not ending:
             raise UnclearTurn(
                 "the template writes no end-of-turn token",
-                f"message {k} is rendered without a special token at its end, so nothing says "
+                f"message {k} is rendered without a special token behind it, so nothing says "
                 f"where the target stops: {_tail(full)!r}",
             )
-        stop = len(full) if end is None else end.start
+        asked = Asked(renders.upto(k), prompt, self._tokenizer.tags)
         said = find_said(message, full[len(prompt) : stop]) if full.startswith(prompt) else None
-        if said is not None:
+        text: str | None
+        if said is not None and not (is_whole and asked.is_left_open(said.text)):
             if renders.marks_generation:
                 self._compare_with_marks(renders, k, _Span(len(prompt), stop))
-            text = full[len(prompt) : end.stop if end else stop] if is_whole else said.as_cut
-            return AnsweredTurn(message=k, prompt=prompt, answer=text)
-        spoken = spoken_text(message, prompt, self._tokenizer.tags, is_whole=is_whole)
-        if spoken is None:
-            raise _unclear(prompt, full, message, k)
-        ending = full[end.start : end.stop] if end is not None and is_whole else ""
-        return AnsweredTurn(message=k, prompt=prompt, answer=spoken + ending)
+            text = said.text if is_whole else said.as_cut
+        else:
+            text = _spoken(renders, k, asked, stop, is_whole=is_whole)
+        if text is None:
+            raise _unclear(asked, full, message, k)
+        return AnsweredTurn(message=k, prompt=prompt, answer=text + (ending if is_whole else ""))
 
     def _refuse_spelled_end(self, message: Message) -> None:
         for part in (message.get("reasoning_content"), message.get("content")):
@@ -119,7 +120,7 @@ class TurnFinder:
         self, prompt: str, message: Message, k: int, token_ids: tuple[int, ...]
     ) -> AnsweredTurn:
         """The target's own tokens; the text is only checked to be theirs."""
-        strange = [one for one in token_ids if not 0 <= one < self._tokenizer.num_tokens]
+        strange = [one for one in token_ids if not 0 <= one <= self._tokenizer.largest_token_id]
         text = "" if strange else self._tokenizer.decode(token_ids, keeps_special_tokens=True)
         # Text that came from an engine lacks the special tokens between its parts.
         texts = [] if strange else [text, self._tokenizer.decode(token_ids)]
@@ -147,31 +148,32 @@ class TurnFinder:
             message=k, prompt=prompt, answer=text + (self._raw_end if is_whole else "")
         )
 
-    def _find_end(self, text: str, start: int) -> _Span | None:
+    def _find_end(self, text: str, start: int | None) -> _Span | None:
         """The token that ends a rendered conversation, of which the last turn begins at `start`.
 
-        Templates may write more than one special token there, and white space around them: the
-        target stops at the first that ends its answers, or at the last if none is known to.
+        The target stops at the first token that is known to end answers. Where none is there, the
+        last special token counts, if nothing but white space is behind it.
         """
-        found: list[_Span] = []
-        stop = len(text)
-        while True:
-            stop = start + len(text[start:stop].rstrip())
-            token = max(
-                (one for one in self._specials if text.endswith(one, start, stop)),
-                key=len,
-                default=None,
-            )
-            if token is None:
-                break
-            found.append(_Span(stop - len(token), stop))
-            stop -= len(token)
-        known = [span for span in found if text[span.start : span.stop] in self._ends]
-        if known:
-            return known[-1]
-        return found[0] if found else None
+        if start is not None:
+            places = ((text.find(end, start), end) for end in self._ends)
+            found = [_Span(place, place + len(end)) for place, end in places if place >= 0]
+            if found:
+                return min(found, key=lambda span: span.start)
+        trimmed = text.rstrip()
+        endings = [one for one in self._specials if trimmed.endswith(one, start or 0)]
+        if not endings:
+            return None
+        return _Span(len(trimmed) - len(max(endings, key=len)), len(trimmed))
 
-    def _compare_with_marks(self, renders: "_Renders", k: int, answer: _Span) -> None:
+    def _next_end(self, renders: ChatRenders, k: int) -> str:
+        """The token that ends answers and that the template writes only when somebody goes on.
+
+        Some leave the last turn open; for others the header of the next speaker is the end.
+        """
+        behind = renders.text_behind(k).lstrip()
+        return max((end for end in self._ends if behind.startswith(end)), key=len, default="")
+
+    def _compare_with_marks(self, renders: ChatRenders, k: int, answer: _Span) -> None:
         """Refuse a template whose `{% generation %}` says something else than its renders.
 
         Its block may take in the header before an answer and what follows the end-of-turn token,
@@ -195,81 +197,44 @@ class TurnFinder:
                 )
 
 
-class _Renders:
-    """A conversation as the template writes it up to each message, each made once."""
-
-    def __init__(
-        self, tokenizer: TargetTokenizer, messages: Sequence[Message], tools: Tools
-    ) -> None:
-        self._tokenizer = tokenizer
-        self.messages = list(messages)
-        self._tools = tools
-        self._made: dict[tuple[int, bool], str] = {}
-        self.marks_generation = tokenizer.marks_generation(tools)
-
-    def upto(self, num_messages: int) -> str:
-        """The first messages, without anything that asks for an answer."""
-        return self._once(num_messages, asks=False)
-
-    def prompt(self, k: int) -> str:
-        """What the target is given to answer with message k."""
-        return self._once(k, asks=True)
-
-    def turn_start(self, k: int, prompt: str) -> int:
-        """Where message k begins in its render, at the latest before its end-of-turn token."""
-        given = (prompt, self.upto(k))
-        full = self.upto(k + 1)
-        return next((len(text) for text in given if full.startswith(text)), 0)
-
-    def unprompted_header(self, k: int) -> str:
-        """The header of an answer where the template has none for a prompt, else nothing.
-
-        It is what the renders of two answers without a letter in common have in common. White
-        space alone is no header: it is what the target says first (Mistral's space).
-        """
-        prompt = self.prompt(k)
-        if prompt != self.upto(k):
-            return ""
-        try:
-            first, second = (
-                self._render(
-                    [*self.messages[:k], {"role": "assistant", "content": one}], asks=False
-                )
-                for one in _PROBES
-            )
-        except TemplateRefusal:
-            return ""
-        shared = first[: first_difference(first, second)]
-        header = shared.removeprefix(prompt) if shared.startswith(prompt) else ""
-        return header.rstrip(" ") if header.strip() else ""
-
-    def marks(self, num_messages: int) -> list[tuple[int, int, bool]]:
-        return self._tokenizer.generation_marks(self.messages[:num_messages], self._tools)
-
-    def _render_answer(self, k: int, content: str) -> str:
-        answer = {"role": "assistant", "content": content}
-        return self._render([*self.messages[:k], answer], asks=False)
-
-    def _once(self, num_messages: int, *, asks: bool) -> str:
-        key = (num_messages, asks)
-        if key not in self._made:
-            self._made[key] = self._render(self.messages[:num_messages], asks=asks)
-        return self._made[key]
-
-    def _render(self, messages: list[Message], *, asks: bool) -> str:
-        if not messages:
-            raise TemplateRefusal("the conversation begins with an answer, so nothing was asked")
-        return self._tokenizer.render(messages, self._tools, add_generation_prompt=asks)
+def _spoken(renders: ChatRenders, k: int, asked: Asked, stop: int, *, is_whole: bool) -> str | None:
+    """What the target said, where the render with its answer does not hold both as they are."""
+    message, full = renders.messages[k], renders.upto(k + 1)
+    if not full.startswith(asked.prompt):
+        said = _find_behind_header(renders, k, asked, len(full) - stop)
+        if said is None:
+            said = find_aside(message, full[:stop], asked)
+        if said is not None:
+            return said.text if is_whole else said.as_cut
+    return spoken_text(message, asked, is_whole=is_whole)
 
 
-def first_difference(one: str, other: str) -> int:
-    """How many characters two texts share at their beginning."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _find_behind_header(
+    renders: ChatRenders, k: int, asked: Asked, num_behind: int
+) -> SaidTurn | None:
+    """An answer behind the same header as in the prompt, though earlier text is another.
+
+    Some templates move what is not a turn of its own: a system prompt, or the tools, that stand in
+    the last question, and only while it waits for an answer.
+    """
+    header, rest = renders.behind_last_words(k) or ("", "")
+    if not header.strip() or not rest.startswith(header):
+        return None
+    said = find_said(renders.messages[k], rest[len(header) : len(rest) - num_behind])
+    return None if said is None or asked.is_left_open(said.text) else said
 
 
-def _unclear(prompt: str, full: str, message: Message, k: int) -> UnclearTurn:
+def _unclear(asked: Asked, full: str, message: Message, k: int) -> UnclearTurn:
+    prompt = asked.prompt
     place = first_difference(prompt, full)
+    around = slice(max(place - _SHOWN_CHARS, 0), place + _SHOWN_CHARS)
+    renders = f"\n  prompt: {prompt[around]!r}\n  render: {full[around]!r}"
+    if asked.open_tag is not None and not message.get("reasoning_content"):
+        return UnclearTurn(
+            "the prompt opens a block of reasoning, and the answer brings none",
+            f"message {k}: the prompt ends in {asked.open_tag}, and the answer has no reasoning "
+            f"that closes it{renders}",
+        )
     if place == len(prompt):
         said = message.get("reasoning_content") or message.get("content") or ""
         return UnclearTurn(
@@ -277,11 +242,10 @@ def _unclear(prompt: str, full: str, message: Message, k: int) -> UnclearTurn:
             f"message {k} says {_tail(str(said))!r}, and the template renders it as "
             f"{_tail(full[place:])!r}",
         )
-    around = slice(max(place - _SHOWN_CHARS, 0), place + _SHOWN_CHARS)
     return UnclearTurn(
         "the render of the answer does not begin with the prompt",
-        f"message {k}: the prompt and the render with its answer part at character {place}\n"
-        f"  prompt: {prompt[around]!r}\n  render: {full[around]!r}",
+        f"message {k}: the prompt and the render with its answer part at character {place}"
+        f"{renders}",
     )
 
 

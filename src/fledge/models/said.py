@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fledge.contracts.conversation import Message
 
-THINK = "<think>"
-"""The tag that reasoning targets write themselves when the prompt does not open one."""
+THINK, END_THINK = "<think>", "</think>"
+"""The tags that reasoning targets write, or that their prompts open for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,16 @@ class SaidTurn:
     """A rendered answer that holds all of a message."""
 
     text: str
-    last_stop: int
-    """Where the last of what was said ends; the template wrote the rest."""
+    start: int
+    stop: int
+    """Where what was said begins and ends; the template wrote the rest."""
 
     has_calls: bool
 
     @property
     def as_cut(self) -> str:
         """The answer of a target that was stopped: without what the template closes it with."""
-        return self.text if self.has_calls else self.text[: self.last_stop]
+        return self.text if self.has_calls else self.text[: self.stop]
 
 
 def find_said(message: Message, text: str) -> SaidTurn | None:
@@ -43,23 +44,70 @@ def find_said(message: Message, text: str) -> SaidTurn | None:
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     if any(name not in text for name in names):
         return None
-    return SaidTurn(text, last + len(content), bool(names))
+    return SaidTurn(text, first if reasoning else last, last + len(content), bool(names))
 
 
-def spoken_text(
-    message: Message, prompt: str, tags: Mapping[str, str], *, is_whole: bool
-) -> str | None:
-    """What a reasoning target said to this prompt, its end-of-turn token aside; None if unknown.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What stands before an answer."""
 
-    `tags` are the target's opening tags with the closing ones. The prompt may have opened one.
+    given: str
+    """The messages that came before, without anything that asks for an answer."""
+
+    prompt: str
+    tags: Mapping[str, str]
+    """The target's opening tags, with those that close what they open."""
+
+    @property
+    def open_tag(self) -> str | None:
+        """The tag that the prompt opens for the target to go on in."""
+        ending = self.prompt.rstrip()
+        return next((tag for tag in (THINK, *self.tags) if ending.endswith(tag)), None)
+
+    @property
+    def has_closed_tag(self) -> bool:
+        """The prompt ends a block of reasoning, so that the target does not begin one."""
+        return self.prompt.rstrip().endswith((END_THINK, *self.tags.values()))
+
+    def closing(self, tag: str) -> str:
+        return self.tags.get(tag, END_THINK)
+
+    def is_left_open(self, answer: str) -> bool:
+        """Whether the prompt opens a tag that the answer does not close."""
+        tag = self.open_tag
+        return tag is not None and self.closing(tag) not in answer
+
+
+def find_aside(message: Message, rendered: str, asked: Asked) -> SaidTurn | None:
+    """An answer whose render does not begin with the prompt, though it is an answer to it.
+
+    Either only white space before the answer differs, or the prompt goes on behind the header with
+    a block that it closes itself (the empty thoughts of targets that are not to think), which the
+    template leaves out of the history.
     """
+    said = find_said(message, rendered)
+    if said is None or said.has_calls or said.start == said.stop:
+        return None
+    before, given, prompt = (
+        "".join(text.split()) for text in (rendered[: said.start], asked.given, asked.prompt)
+    )
+    is_block_closed = asked.open_tag is None and not message.get("reasoning_content")
+    if before == prompt or (
+        is_block_closed and before.startswith(given) and prompt.startswith(before)
+    ):
+        return SaidTurn(rendered[said.start :], 0, said.stop - said.start, False)
+    return None
+
+
+def spoken_text(message: Message, asked: Asked, *, is_whole: bool) -> str | None:
+    """What a reasoning target said, its end-of-turn token aside; None if that is not known."""
     if message.get("tool_calls"):
         return None
-    opened = next((tag for tag in tags if prompt.rstrip().endswith(tag)), None)
-    tag = opened or THINK
-    if tag not in tags:
+    opened = asked.open_tag
+    if opened is None and (THINK not in asked.tags or asked.has_closed_tag):
         return None
-    closing = tags[tag]
+    tag = opened or THINK
+    closing = asked.closing(tag)
     reasoning = str(message.get("reasoning_content") or "").strip("\n")
     content = str(message.get("content") or "")
     if reasoning:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class TargetTokenizer:
     def num_tokens(self) -> int:
         return len(self._tokenizer)
 
-    @property
+    @cached_property
     def largest_token_id(self) -> int:
         return max(self._tokenizer.get_vocab().values(), default=-1)
 
@@ -181,6 +181,10 @@ class TargetTokenizer:
     def _apply(self, messages: Sequence[Message], tools: Tools, **options: Any) -> Any:
         """The template's output; it sees arguments of tool calls as servers show them to it."""
         readable = [_with_parsed_arguments(message) for message in messages]
+        if any(message.get("content", "") is None for message in readable) and _prints_none(
+            self._tokenizer, self._template(tools)
+        ):
+            readable = [_with_text(message) for message in readable]
         try:
             return self._apply_as_is(readable, tools, options)
         except TemplateRefusal:
@@ -204,6 +208,24 @@ class TargetTokenizer:
             raise TemplateRefusal(
                 f"the target's chat template refuses these messages: {first_line(error)}"
             ) from error
+
+
+@lru_cache
+def _prints_none(tokenizer: Any, template: str) -> bool:
+    """Whether a template writes the word None for a turn that only calls tools."""
+    call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "a"}, turn], chat_template=template, tokenize=False
+        )
+    except Exception:  # it may want tools, or other roles
+        return False
+    return "None" in text
+
+
+def _with_text(message: Message) -> Message:
+    return {**message, "content": ""} if message.get("content", "") is None else message
 
 
 def _with_parsed_arguments(message: Message) -> Message:

@@ -81,6 +81,17 @@ FAMILIES = {
         more_ends=("<|call|>",),
     ),
     "no_prompt": Family(("</s>",), eos="</s>"),
+    "mistral_system": Family(("</s>", "<s>", "[INST]", "[/INST]"), bos="<s>", eos="</s>"),
+    "next_header": Family(
+        ("<|user|>", "<|observation|>", "<|assistant|>", "<|system|>", "[gMASK]", "<|endoftext|>"),
+        eos="<|endoftext|>",
+        tags=("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        more_ends=("<|observation|>", "<|endoftext|>"),
+    ),
+    "closed_block": Family(
+        ("<turn|>", "<|turn>", "<|channel>", "<channel|>", "<bos>"), bos="<bos>"
+    ),
+    "open_last": _CHATML,
 }
 
 

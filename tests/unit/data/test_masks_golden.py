@@ -1,4 +1,4 @@
-"""Masks of sixteen template styles, token by token against expectations written by hand.
+"""Masks of twenty template styles, token by token against expectations written by hand.
 
 ⟦ ⟧ surround what the target said, its end-of-turn token included.
 """
@@ -292,6 +292,47 @@ GOLDEN: list[tuple[str, str, list[Message], list[str]]] = [
         "a template without a prompt for answers: the header is its own",
         TWO_TURNS,
         ["USER: Hi</s>\nASSISTANT:⟦ Hello!</s>⟧\nUSER: Bye</s>\nASSISTANT:⟦ So long.</s>⟧"],
+    ),
+    (
+        "mistral_system",
+        "the system prompt moves with the question, and goes once it is answered",
+        [say("system", "Sys"), *TWO_TURNS],
+        [
+            "<s>[INST] Sys\n\nHi[/INST]⟦ Hello!</s>⟧",
+            "<s>[INST] Hi[/INST] Hello!</s>[INST] Sys\n\nBye[/INST]⟦ So long.</s>⟧",
+        ],
+    ),
+    (
+        "next_header",
+        "the next speaker's header is the end, a tool's after a call",
+        [*TOOL_TURNS, say(U, "Bye"), say(A, "So", reasoning_content="hm")],
+        [
+            "[gMASK]<|user|>\nOslo?<|assistant|>⟦\n<think></think>\n\n"
+            '<tool_call>weather{"city": "Oslo"}</tool_call><|observation|>⟧\n9°<|assistant|>'
+            "⟦\n<think></think>\nNine.<|user|>⟧\nBye<|assistant|>"
+            "⟦\n<think>hm</think>\nSo<|user|>⟧"
+        ],
+    ),
+    (
+        "closed_block",
+        "empty thoughts in the prompt are not in the history",
+        TWO_TURNS,
+        [
+            "<bos><|turn>user\nHi<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+            "⟦Hello!<turn|>⟧",
+            "<bos><|turn>user\nHi<turn|>\n<|turn>model\nHello!<turn|>\n"
+            "<|turn>user\nBye<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+            "⟦So long.<turn|>⟧",
+        ],
+    ),
+    (
+        "open_last",
+        "the end of the last turn is written only when somebody goes on",
+        TWO_TURNS,
+        [
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello!<|im_end|>⟧\n"
+            "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n⟦So long.<|im_end|>⟧"
+        ],
     ),
 ]
 
