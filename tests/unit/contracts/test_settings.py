@@ -7,6 +7,7 @@ message that does not say what was wrong.
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -158,9 +159,24 @@ def test_tree_settings_have_bounds(name: str, high: int) -> None:
 
 @pytest.mark.parametrize("name", ["max_requests", "max_pass_tokens", "block_size"])
 def test_engine_settings_have_lower_bounds(name: str) -> None:
-    EngineSettings(**{name: 1})
+    EngineSettings(**{"max_requests": 1, name: 1})
     with pytest.raises(ConfigError, match=rf"{name} is 0; it must be at least 1\."):
-        EngineSettings(**{name: 0})
+        EngineSettings(**{"max_requests": 1, name: 0})
+
+
+def test_a_pass_holds_a_token_of_every_request() -> None:
+    """Otherwise some decoding request would wait in every cycle."""
+    EngineSettings(max_requests=7, max_pass_tokens=7)
+    with pytest.raises(ConfigError) as caught:
+        EngineSettings(max_requests=8, max_pass_tokens=7)
+    assert "max_pass_tokens is 7 and max_requests is 8" in str(caught.value)
+
+
+def test_cache_tokens_are_given_or_left_to_the_device() -> None:
+    assert EngineSettings().cache_tokens == 0
+    assert EngineSettings(cache_tokens=1).cache_tokens == 1
+    with pytest.raises(ConfigError, match="cache_tokens is -1; it must be positive, or 0"):
+        EngineSettings(cache_tokens=-1)
 
 
 def test_unknown_accept_rule_lists_the_known_ones() -> None:
@@ -203,12 +219,27 @@ def test_sizes_that_follow_from_a_tree(
     assert tree.num_scratch == num_scratch
 
 
+def stats(**figures: Any) -> Stats:
+    nothing = {"num_tokens": 1, "cycles": 0, "prefill_s": 0.0, "decode_s": 0.0, "queue_s": 0.0}
+    nothing |= {"longest_gap_s": 0.0, "num_prompt_reused": 0, "num_preemptions": 0}
+    return Stats(**{**nothing, **figures})
+
+
 def test_accept_length_leaves_out_the_token_of_the_prefill() -> None:
-    stats = Stats(num_tokens=10, cycles=3, prefill_s=1.0, decode_s=1.0)
-    assert stats.accept_length == 3.0
-    assert stats.tokens_per_s == 5.0
-    assert Stats(num_tokens=1, cycles=0, prefill_s=0.0, decode_s=0.0).accept_length is None
-    assert Stats(num_tokens=1, cycles=0, prefill_s=0.0, decode_s=0.0).tokens_per_s == 0.0
+    measured = stats(num_tokens=10, cycles=3, prefill_s=1.0, decode_s=1.0)
+    assert measured.accept_length == 3.0
+    assert measured.tokens_per_s == 5.0
+    assert stats().accept_length is None
+    assert stats().tokens_per_s == 0.0
+
+
+def test_times_of_a_request_follow_from_its_moments() -> None:
+    """Waiting is part of the first token's time and of no other figure."""
+    measured = stats(num_tokens=5, cycles=4, queue_s=3.0, prefill_s=1.0, decode_s=8.0)
+    assert measured.time_to_first_token_s == 4.0
+    assert measured.time_per_token_s == 2.0
+    assert measured.tokens_per_s == 5 / 9
+    assert stats().time_per_token_s is None
 
 
 def test_exit_codes() -> None:

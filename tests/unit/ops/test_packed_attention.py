@@ -2,8 +2,7 @@
 
 Catches: a key of the wrong head when query heads share one, a window that counts slots (siblings
 would push each other out) or is off by one, a tree mask that is transposed, a soft-cap before the
-scale, a sink that is not part of the sum; and in the cache, rows overwritten before they were read,
-rows lost when it grows, and a pass whose parts write to each other's slots.
+scale, a sink that is not part of the sum; and a pass whose parts write to each other's slots.
 """
 
 import math
@@ -200,54 +199,3 @@ def test_a_pass_gives_each_sequence_what_it_gets_alone() -> None:
         sees = [list(range(max(0, start + i - 2), start + i + 1)) for i in range(segment.len)]
         expected = dense(query[segment.rows], all_keys, all_values, sees, spec)
         torch.testing.assert_close(got[segment.rows], expected, rtol=1e-5, atol=1e-5)
-
-
-def rows(*values: int) -> Tensor:
-    """Rows of a pool that can be recognised: [T, 1, 2], filled with the value."""
-    return torch.tensor(values, dtype=torch.float32)[:, None, None].expand(-1, 1, 2).clone()
-
-
-def test_pool_reads_slots_in_the_order_asked() -> None:
-    pool = KVPool(6)
-    pool.write(0, torch.tensor([4, 1, 3]), rows(40, 10, 30), rows(41, 11, 31))
-    keys, values = pool.read(0, torch.tensor([1, 4, 3, 1]))
-    assert keys[:, 0, 0].tolist() == [10, 40, 30, 10]
-    assert values[:, 0, 0].tolist() == [11, 41, 31, 11]
-    assert pool.layer_ids == {0}
-    assert pool.num_bytes == 2 * 6 * 2 * 4
-
-
-@given(st.data())
-def test_moves_may_overlap(data: st.DataObject) -> None:
-    """Every target row holds what its source held before anything moved, in every layer."""
-    size = 12
-    count = data.draw(st.integers(1, size))
-    slots = st.lists(st.integers(0, size - 1), min_size=count, max_size=count)
-    sources = data.draw(slots)
-    targets = data.draw(st.permutations(range(size)))[:count]
-    pool = KVPool(size)
-    for layer in (0, 3):
-        filled = rows(*range(size)) + 100 * layer
-        pool.write(layer, torch.arange(size), filled, filled + 50)
-    pool.move(torch.tensor(sources), torch.tensor(targets))
-    expected = list(range(size))
-    for source, target in zip(sources, targets, strict=True):
-        expected[target] = source
-    for layer in (0, 3):
-        keys, values = pool.read(layer, torch.arange(size))
-        assert keys[:, 0, 0].tolist() == [100 * layer + value for value in expected]
-        assert values[:, 0, 0].tolist() == [100 * layer + 50 + value for value in expected]
-
-
-def test_growing_keeps_rows_and_reaches_layers_written_later() -> None:
-    pool = KVPool()
-    pool.grow(2)
-    pool.write(0, torch.tensor([0, 1]), rows(1, 2), rows(3, 4))
-    pool.grow(5)
-    pool.grow(3)  # never shrinks
-    assert pool.num_slots == 5
-    pool.write(0, torch.tensor([4]), rows(9), rows(8))
-    pool.write(1, torch.tensor([4]), rows(7), rows(6))
-    assert pool.read(0, torch.tensor([0, 1, 4]))[0][:, 0, 0].tolist() == [1, 2, 9]
-    assert pool.read(0, torch.tensor([0, 1, 4]))[1][:, 0, 0].tolist() == [3, 4, 8]
-    assert pool.read(1, torch.tensor([4]))[0][:, 0, 0].tolist() == [7]
