@@ -24,8 +24,10 @@ Array = NDArray[np.float64]
 
 _ASSUMED_PROBS = (0.6, 0.12, 0.05, 0.03)
 """Conditional probabilities of the best children of a node, before anything was drafted."""
-_SCALE_TOKENS = 8.0
+_SCALE_TOKENS = 16.0
 """Accepted drafts that weigh as much as the assumption that scores are right."""
+_FORGETTING = 1 / 512
+"""How fast evidence is let go while nothing is drafted, so that bad luck does not last."""
 _SCALE_RANGE = (0.02, 4.0)
 _GRID_G = np.array([0.0, *NODE_GRID])
 
@@ -76,7 +78,11 @@ class AcceptanceModel:
         return [None if reached < 0.5 else taken / reached for taken, reached in pairs]
 
     def observe(self, report: CycleReport) -> None:
-        """Take in a cycle that drafted."""
+        """Take in a cycle."""
+        if report.plan.is_plain:
+            self._accepted *= 1.0 - _FORGETTING
+            self._expected *= 1.0 - _FORGETTING
+            return
         num_requests = report.num_drafted
         # Many requests say in a few cycles what one says in many; what was accepted is said by
         # chance, what was expected is not.
@@ -109,15 +115,32 @@ class AcceptanceModel:
         rate_DP = 1.0 - np.exp(-age_DP / window)
         rate_DP = np.minimum(rate_DP, num_requests / (num_requests + 8.0))
         rate_DP = np.maximum(rate_DP, num_requests / (self._num_seen_DP[seen] + num_requests + 4.0))
-        before_G = self._gains_DPG[depth - 1, num_presets - 1].copy()
+        before_DPG = self._gains_DPG.copy()
         self._gains_DPG[seen] += rate_DP[..., None] * (gains_DPG - self._gains_DPG[seen])
-        after_G = self._gains_DPG[depth - 1, num_presets - 1]
-        moved_G = (after_G / before_G.clip(min=1e-6)).clip(0.5, 2.0)
-        self._gains_DPG[depth:] *= moved_G
-        self._gains_DPG[:depth, num_presets:] *= moved_G
+        self._move_unseen(before_DPG, depth, num_presets)
         self._rising_DPG = _rising(self._gains_DPG)
         self._num_seen_DP[seen] += num_requests
         self._last_seen_DP[seen] = self._num_cycles
+
+    def _move_unseen(self, before_DPG: Array, depth: int, num_presets: int) -> None:
+        """Let what was not seen follow what was.
+
+        A wider tree keeps its lead. If the deepest level seen gains a factor, the chance to get one
+        level further gains its root, so a level twice as deep gains the factor squared.
+        """
+        now_DPG = self._gains_DPG
+        shift_DG = now_DPG[:depth, num_presets - 1] - before_DPG[:depth, num_presets - 1]
+        now_DPG[:depth, num_presets:] += shift_DG[:, None]
+        before_PG, now_PG = (gains[depth - 1].copy() for gains in (before_DPG, now_DPG))
+        if depth > 1:
+            before_PG -= before_DPG[depth - 2]
+            now_PG -= now_DPG[depth - 2]
+        factor_PG = (now_PG.clip(min=0.0) + 0.01) / (before_PG.clip(min=0.0) + 0.01)
+        steps_DPG = np.diff(before_DPG[depth - 1 :], axis=0).clip(min=0.0)
+        for place, step_PG in enumerate(steps_DPG):
+            further = (depth + 1 + place) / depth
+            moved_PG = step_PG * np.minimum(factor_PG**further, 8.0)
+            now_DPG[depth + place] = now_DPG[depth + place - 1] + moved_PG
 
     def _count_depths(self, report: CycleReport, kept: float) -> None:
         for counts_D, new_D in (

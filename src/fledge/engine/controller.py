@@ -109,8 +109,7 @@ class AdaptiveController:
         if report.plan.is_probe:
             self._prober.pay(report, self._usual_rate(report.load))
         self._prober.save(report.cycle_s)
-        if not report.plan.is_plain:
-            self._model.observe(report)
+        self._model.observe(report)
         if not (report.plan.is_plain or report.plan.is_probe):
             self._guard.observe(report, self._planner.rate(PLAIN, report.load))
         if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:

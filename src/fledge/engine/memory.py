@@ -4,6 +4,8 @@ import torch
 
 from fledge.contracts.errors import CapacityError
 from fledge.contracts.settings import EngineSettings
+from fledge.engine.cache import PagedCache
+from fledge.engine.drafter import Drafter
 from fledge.models.target import Target
 from fledge.ops.kv import KVProbe
 from fledge.ops.packed import SequencePart, pack
@@ -74,3 +76,28 @@ def _free_bytes(device: torch.device) -> int:
     available = available_memory()
     # Where the system does not say, a gigabyte is safe to ask for.
     return int(available * _HOST_SHARE) if available is not None else 10**9
+
+
+def make_cache(target: Target, drafter: Drafter, settings: EngineSettings) -> PagedCache:
+    """Memory for the target and the head, sized by what the device has free."""
+    target_bytes = probe_bytes_per_slot(target)
+    bytes_per_slot = dict(target_bytes)
+    if drafter.bytes_per_slot:
+        head_bytes = bytes_per_slot.get(drafter.window, 0) + drafter.bytes_per_slot
+        bytes_per_slot[drafter.window] = head_bytes
+    max_tokens = target.context_len + drafter.num_scratch
+    num_blocks = plan_blocks(
+        bytes_per_slot, settings=settings, max_tokens=max_tokens, device=target.device
+    )
+    if None in num_blocks and num_blocks[None] * settings.block_size < 2:
+        raise CapacityError("the cache memory holds fewer than two tokens; raise cache_tokens.")
+    return PagedCache(
+        num_blocks,
+        block_size=settings.block_size,
+        max_requests=settings.max_requests,
+        max_tokens=max_tokens,
+        device=target.device,
+        head_window=drafter.window,
+        target_windows=target_bytes,
+        shares_prefixes=settings.share_prefixes,
+    )

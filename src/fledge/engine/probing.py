@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
-from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.outlook import Outlook, Planner
 
 SHARE = 0.007
@@ -24,6 +24,8 @@ _LONG_WAIT = 64
 """Cycles after which a report is given up, and after which a probe may be poor."""
 _MOST_SAVED = 0.05
 """Largest saving, as a share of the time since the start; at least one cycle."""
+_FIRST_CYCLES = 1.0
+"""Saved at the start, in plain cycles: the first probe tells more than any later one."""
 _FEWEST = 1 / 16
 """Of the requests, how many a probe should ask for."""
 _SURELY_BETTER = 2.0
@@ -37,10 +39,10 @@ class Prober:
         self._tree = tree
         self._model = model
         self._planner = planner
-        self._saved_s = 0.0
+        self._saved_s: float | None = None
         self._cycle_s = 0.0
         self._num_cycles = 0
-        self._last_probe = 0
+        self._last_probe = -_MIN_INTERVAL
         self._is_out = False
         self.num_probes = 0
 
@@ -50,12 +52,14 @@ class Prober:
 
     def save(self, cycle_s: float) -> None:
         """A cycle has ended."""
+        assert self._saved_s is not None, "a cycle ended before one was planned"
         self._cycle_s += max(0.05, 1 / (self._num_cycles + 1)) * (cycle_s - self._cycle_s)
         most_s = max(1.0, _MOST_SAVED * self._num_cycles) * self._cycle_s
         self._saved_s = min(self._saved_s + SHARE * cycle_s, most_s)
 
     def pay(self, report: CycleReport, usual_rate: float) -> None:
         """A probe has ended; otherwise its tokens would have come at the usual rate."""
+        assert self._saved_s is not None, "a probe ended before one was planned"
         self._is_out = False
         # A stutter of the machine is not the probe's to pay.
         likely_s = min(report.cycle_s, 2.0 * self._planner.cycle_s(report.plan, report.load))
@@ -63,6 +67,8 @@ class Prober:
 
     def propose(self, plan: DraftPlan, outlook: Outlook, load: Load) -> DraftPlan | None:
         """A cycle that would tell something the plan in use cannot, if there is time for one."""
+        if self._saved_s is None:
+            self._saved_s = _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
         since = self._num_cycles - self._last_probe
         if since < _MIN_INTERVAL or (self._is_out and since < _LONG_WAIT) or self._saved_s < 0:
             return None
@@ -90,10 +96,10 @@ class Prober:
         fewest = max(1, round(_FEWEST * load.num_requests))
         most = 1 << (load.num_requests.bit_length() - 1)
         counts = [most >> i for i in range(most.bit_length()) if most >> i >= fewest]
-        if self.num_probes % 4 == 3:
+        if self.num_probes % 4 == 0:
             yield from (self._for_some(count, self._tree.depth, widest, best) for count in counts)
         for count in counts:
-            if self.num_probes % 2 == 0:
+            if self.num_probes % 2 == 1:
                 yield self._for_some(count, best.depth, best.width, best)
             else:
                 # Deep enough for as many nodes as the plan would have: its pass is timed too.
@@ -109,7 +115,7 @@ class Prober:
     def _other(self, plan: DraftPlan, load: Load, is_plain_near: bool) -> Iterator[DraftPlan]:
         """From drafting: no drafts, the largest tree, more nodes, or the next larger tree."""
         turn = self.num_probes % 4
-        if is_plain_near and turn == 0:
+        if is_plain_near and turn == 3:
             yield DraftPlan(0, 0, 0, is_probe=True)
         widths = self._model.widths
         next_depth = min(plan.depth + 1, self._tree.depth)
@@ -119,7 +125,7 @@ class Prober:
             (plan.depth, next_width, plan.nodes),
             (next_depth, plan.width, plan.nodes),
         ]
-        if turn == 1:
+        if turn == 0:
             shapes.insert(0, (self._tree.depth, widths[-1], plan.nodes))
         if turn == 2:
             # Times of larger passes would otherwise be believed, wrong or not, and never seen.
