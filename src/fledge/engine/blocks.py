@@ -77,6 +77,7 @@ class BlockPool:
 
     def forget(self, block: int) -> None:
         """Take a block out of the prefix tree: its content is not to be trusted or is leaving."""
+        assert self._references[block] < 2, "a block was forgotten that several read"
         node = self._nodes.pop(block)
         node.drop_block(self.window)
         if block in self._kept:
