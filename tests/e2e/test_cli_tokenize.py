@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fledge.store.corpus import Corpus
+from fledge.store.rows import read_rows
 from tests.e2e.conftest import RunProgram
 from tests.unit.data.tokenize_support import answer, many_rows, row, save_target, write_source
 
@@ -97,3 +98,18 @@ def test_wrong_words(run: RunProgram, answers: Path, target: Path, tmp_path: Pat
     assert "did you mean `max_tokens`?" in unknown.error
     assert run("tokenize", answers, "--out", out, "--target", "./nothing").exit_code == 1
     assert not out.exists()
+
+
+def test_answers_of_the_engine_go_through_token_by_token(
+    run: RunProgram, target_dir: Path, tmp_path: Path
+) -> None:
+    """The verb before this one, in earnest: what was sampled is what has loss."""
+    source = write_source(tmp_path / "in", many_rows(3), "conversations")
+    words = ("--out", tmp_path / "answers", "--target", target_dir)
+    made = run("regenerate", source, *words, "--set", "regenerate.max_tokens=9")
+    assert made.exit_code == 0, made.stderr
+    done = run("tokenize", tmp_path / "answers", "--out", tmp_path / "out", "--target", target_dir)
+    assert done.exit_code == 0, done.stderr
+    sampled = [row.answers[0].token_ids for row in read_rows(tmp_path / "answers")]
+    corpus = Corpus.open(tmp_path / "out")
+    assert [tuple(one.token_ids[one.loss_mask]) for one in corpus] == sampled
