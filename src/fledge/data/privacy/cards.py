@@ -8,9 +8,9 @@ from stdnum import luhn
 
 from fledge.data.privacy.number_rule import NumberRule, same_separator
 from fledge.data.privacy.number_runs import Window
-from fledge.data.privacy.words import any_word
+from fledge.data.privacy.words import Words
 
-CARD_WORDS = any_word(
+CARD_WORDS = Words(
     "card|visa|mastercard|master card|amex|american express|discover|diners|jcb|maestro|unionpay|"
     "cc$|cvv|cvc|expir|exp$|pan$|debit|credit|karte|kreditkarte|girocard|carte|tarjeta|cartão|"
     "cartao|carta|kart|карт|卡号|信用卡|银行卡|カード|카드|कार्ड|بطاقة"

@@ -17,15 +17,18 @@ _LENGTHS = """
     SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30
 """
 _LENGTH_BY_COUNTRY = {entry[:2]: int(entry[2:]) for entry in _LENGTHS.split()}
-_BEGIN = re.compile(r"(?<![A-Za-z0-9])([A-Za-z]{2})[0-9]{2}(?=[ \-]?[A-Za-z0-9]{2})")
-_SEPARATORS = str.maketrans("", "", " -")
+_CHECK_DIGITS = re.compile(
+    r"[0-9](?<=[A-Za-z]{2}.)(?<![A-Za-z0-9][A-Za-z]{2}.)[0-9](?=[ .\-]?[A-Za-z0-9]{2})"
+)
+_SEPARATORS = str.maketrans("", "", " .-")
 
 
 def find_ibans(text: str) -> Iterator[Finding]:
     """Every IBAN, written in groups or not; words that follow it are not part of it."""
-    for begin in _BEGIN.finditer(text):
-        length = _LENGTH_BY_COUNTRY.get(begin[1].upper())
-        match = _characters(length).match(text, begin.start()) if length else None
+    for digits in _CHECK_DIGITS.finditer(text):
+        start = digits.start() - 2
+        length = _LENGTH_BY_COUNTRY.get(text[start : start + 2].upper())
+        match = _characters(length).match(text, start) if length else None
         if match and iban.is_valid(match[0].translate(_SEPARATORS).upper(), check_country=False):
             yield Finding("iban", *match.span(), 0.99)
 
@@ -33,4 +36,4 @@ def find_ibans(text: str) -> Iterator[Finding]:
 @cache
 def _characters(length: int) -> re.Pattern[str]:
     """So many letters and digits with separators between them, and no more."""
-    return re.compile(rf"[A-Za-z](?:[ \-]?[A-Za-z0-9]){{{length - 1}}}(?![A-Za-z0-9])")
+    return re.compile(rf"[A-Za-z](?:[ .\-]?[A-Za-z0-9]){{{length - 1}}}(?![A-Za-z0-9])")

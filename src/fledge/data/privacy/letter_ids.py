@@ -17,7 +17,7 @@ from stdnum.pt import cc
 
 from fledge.data.privacy.finding import Finding
 from fledge.data.privacy.number_rule import OTHER_THINGS
-from fledge.data.privacy.words import any_word, look_around
+from fledge.data.privacy.words import Around, Words
 
 _SEPARATORS = str.maketrans("", "", " .")
 
@@ -50,19 +50,19 @@ class _Code(NamedTuple):
     pattern: str
     check: Callable[[str], bool]
     score: float
-    words: re.Pattern[str] | None = None
+    words: Words | None = None
 
 
 _PASSPORT = (
     r"[A-Z]{0,3}[0-9]{6,9}[A-Z]?|[CFGHJKL][0-9CFGHJKLMNPRTVWXYZ]{8}|[0-9]{2}[A-Z]{2}[0-9]{5}"
 )
-_PASSPORT_WORDS = any_word(
+_PASSPORT_WORDS = Words(
     "passport|reisepass|passeport|pasaporte|passaport|paszport|паспорт|护照|パスポート|여권|पासपोर्ट"
 )
-_PENSION_WORDS = any_word("rentenversicherung|sozialversicherung|rvnr|svnr|sv-nummer")
-_TAX_WORDS = any_word("pan$|pan card|income tax|permanent account|पैन")
+_PENSION_WORDS = Words("rentenversicherung|sozialversicherung|rvnr|svnr|sv-nummer")
+_TAX_WORDS = Words("pan$|pan card|income tax|permanent account|पैन")
 
-_CODES = (
+CODES = (
     _Code("es_dni", r"[0-9]{8}-?[A-Z]|[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-?[A-Z]", _valid(dni), 0.85),
     _Code("es_nie", r"[XYZ]-?[0-9]{7}-?[A-Z]", _valid(nie), 0.85),
     _Code(
@@ -90,7 +90,7 @@ _CODES = (
     _Code("sg_nric", r"[STFGM][0-9]{7}[A-Z]", _is_singaporean, 0.8),
     _Code("cl_rut", r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[Kk]", _valid(rut), 0.9),
     _Code("in_pan", r"[A-Z]{5}[0-9]{4}[A-Z]", _valid(pan), 0.9, _TAX_WORDS),
-    _Code("ie_pps", r"[0-9]{7}[A-W][A-IW]?", _valid(pps), 0.9, any_word("pps|personal public")),
+    _Code("ie_pps", r"[0-9]{7}[A-W][A-IW]?", _valid(pps), 0.9, Words("pps|personal public")),
     _Code(
         "de_rvnr",
         r"[0-9]{2} ?[0-3][0-9][01][0-9]{3} ?[A-Z] ?[0-9]{3}",
@@ -100,19 +100,20 @@ _CODES = (
     ),
     _Code("passport", _PASSPORT, _has_digits, 0.75, _PASSPORT_WORDS),
 )
-_COMPILED = tuple((code, re.compile(rf"(?:{code.pattern})(?![A-Za-z0-9])")) for code in _CODES)
-_ANY = re.compile(
-    rf"(?<![A-Za-z0-9])(?<![A-Za-z0-9][-_/])(?=(?:{'|'.join(c.pattern for c in _CODES)})"
-    r"(?![A-Za-z0-9_]))"
-)
+_COMPILED = tuple((code, re.compile(rf"(?:{code.pattern})(?![A-Za-z0-9])")) for code in CODES)
+_ANY = re.compile(rf"(?:{'|'.join(code.pattern for code in CODES)})(?![A-Za-z0-9_])")
+# Where a code may begin: cheap, as most texts have no such place.
+_PLACE = re.compile(r"[A-Z0-9](?<![A-Za-z0-9].)(?<![A-Za-z0-9][-_/].)(?=[A-Z0-9 .+\-]{5})")
 
 
 def find_letter_ids(text: str) -> Iterator[Finding]:
     """National ids with letters, and passports."""
-    for place in _ANY.finditer(text):
+    for place in _PLACE.finditer(text):
+        if not _ANY.match(text, place.start()):
+            continue
         for code, pattern in _COMPILED:
             match = pattern.match(text, place.start())
             if match and code.check(match[0].translate(_SEPARATORS)):
-                around = look_around(text, *match.span())
+                around = Around(text, *match.span())
                 if around.says(code.words) if code.words else not around.says(OTHER_THINGS):
                     yield Finding("national_id", *match.span(), code.score)

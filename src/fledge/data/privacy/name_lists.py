@@ -56,16 +56,18 @@ FAMOUS = _words(
 
 NOT_NAMES = _words(
     """
-    account address admin all amount anyone applicant author board buyer candidate captain card
-    chair class client colleague colleagues committee community concerned customer customers dad
-    daddy damen date dear department diary director doctor e-mail editor email employee employees
-    everyone fax fellow folks friend friends god grandma grandpa guest he hello herren hey hi
-    hiring how hr human humans i invoice it kids lord ma'am madam madame mail maman manager
-    members mom mother mum name neighbours no not number order papa parents partner password
-    person phone please president prof professor reader readers recipient recruiter regards
-    resident residents sales santa she sincerely sir sirs staff student students supplier support
-    team tel thank thanks that the they this total user username users valued visitor we what when
-    where who why world yes you your yours
+    account address admin all amount anyone applicant ask author board buyer call candidate
+    captain card chair class client colleague colleagues committee community concerned contact
+    customer customers dad daddy damen date dear department diary director doctor dr e-mail editor
+    email employee employees everyone fax fellow folks frau friend friends god grandma grandpa
+    guest he hello herr herren herrn hey hi hiring how hr human humans i invoice it kids lord
+    ma'am madam madame mail maman manager members miss mme mom monsieur mother mr mrs ms mum mx
+    name neighbours no not number order papa parent parents partner password patient person phone
+    please president prof professor reader readers recipient recruiter regards resident residents
+    sales santa send senhor senhora señor señora she signor signora sincerely sir sirs sr sra
+    staff student students supplier support teacher team tel tenant thank thanks that the they
+    this total user username users valued visitor we what when where who why world write yes you
+    your yours
     """
 )
 

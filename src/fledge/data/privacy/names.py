@@ -31,6 +31,7 @@ _UNSPACED = "\u2e80"
 _ADDRESS_GOES_ON = (", ", ",\n", "\n", " ")
 _SENTENCE_END = re.compile(r"[.!?]\s+[A-Z]")
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]{1,200}`", re.DOTALL)
+_FIRST_WORD = re.compile(r"([\w'’-]+)[.:,]? ")
 _LETTERS = re.compile(r"[^\W\d_][\w'’-]*")
 
 
@@ -87,8 +88,7 @@ class NamePolicy:
         for tag in self._finder.tag(text):
             if tag.score < self._min_score:
                 continue
-            title = introductions.TITLE.match(text, tag.start, tag.end)
-            start = title.end() if title else tag.start
+            start = _end_of_titles(text, tag)
             named = text[start : tag.end].partition("\n")[0].rstrip(" \t.,;:!?")
             tag = tag._replace(start=start, end=start + len(named))
             if _LETTERS.search(named) and not _has_word(text, tag, NEVER):
@@ -125,6 +125,15 @@ class KnownNames:
         return [
             Finding("name", *match.span(), _SCORE - 0.05) for match in re.finditer(pattern, text)
         ]
+
+
+def _end_of_titles(text: str, tag: Tag) -> int:
+    """Where the name itself begins in "Contact Mrs. Lee"."""
+    start = tag.start
+    while (word := _FIRST_WORD.match(text, start, tag.end)) and word[1].lower() in NOT_NAMES:
+        start = word.end()
+    title = introductions.TITLE.match(text, start, tag.end)
+    return title.end() if title else start
 
 
 def _has_word(text: str, tag: Tag, words: frozenset[str]) -> bool:

@@ -48,7 +48,7 @@ from stdnum.za import idnr as za_idnr
 
 from fledge.data.privacy.number_rule import NumberRule, same_separator
 from fledge.data.privacy.number_runs import Window
-from fledge.data.privacy.words import any_word
+from fledge.data.privacy.words import Words
 
 _ANY_COUNTRY = (
     "national id|identity number|identity card|id card|personal id|citizen|tax id|social security|"
@@ -120,7 +120,7 @@ _BY_WORDS: tuple[tuple[str, Callable[[Window], bool], tuple[int, ...], str], ...
     ("hr_oib", _valid(oib), (11,), "oib"),
     ("ro_cnp", _valid(cnp), (13,), "cnp|cod numeric"),
     ("bg_egn", _valid(egn), (10,), "egn|егн"),
-    ("cz_rc", _valid(rc), (9, 10), "rodné|rodne|rč"),
+    ("cz_rc", _valid(rc), (9, 10), "rodné|rodne|rč$"),
     ("pt_nif", _valid(nif), (9,), "nif|contribuinte|fiscal"),
     ("tr_tckn", _valid(tckimlik), (11,), "kimlik|tckn|t.c."),
     ("ru_inn", _valid(inn), (12,), "инн|inn$"),
@@ -149,7 +149,7 @@ NATIONAL_ID_RULES = (
             check=check,
             score=0.92,
             lengths=lengths,
-            words=any_word(f"{words}|{_ANY_COUNTRY}"),
+            words=Words(f"{words}|{_ANY_COUNTRY}"),
         )
         for kind, check, lengths, words in _BY_WORDS
     ),

@@ -10,28 +10,29 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy.finding import Finding
-from fledge.data.privacy.words import any_word, look_around
+from fledge.data.privacy.words import Around, Words
 
 _V4 = re.compile(
-    r"(?<![A-Za-z0-9_])(?<![0-9][.,])(?<![A-Za-z0-9][-/=~^])[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
+    r"[0-9](?<![A-Za-z0-9_].)(?<![0-9][.,].)(?<![A-Za-z0-9][-/=~^].)"
+    r"[0-9]{0,2}(?:\.[0-9]{1,3}){3}"
     r"(?![A-Za-z0-9_]|\.[0-9A-Za-z]|-[A-Za-z])"
 )
-_V6 = re.compile(r"(?<![0-9A-Za-z:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,35}(?![0-9A-Za-z:])")
+_V6 = re.compile(r"[23](?<![0-9A-Za-z:.].)[0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,35}(?![0-9A-Za-z:])")
 _MAC = re.compile(
     r"(?<![0-9A-Za-z:\-])[0-9A-Fa-f]{2}(?:(:|-)[0-9A-Fa-f]{2})(?:\1[0-9A-Fa-f]{2}){4}"
     r"(?![0-9A-Za-z]|[:\-][0-9A-Fa-f]{2})"
 )
-_IP_WORDS = any_word(
+_IP_WORDS = Words(
     "ip$|ips$|ipv4|ip-|address|host|server|ping|ssh|client|login|logged in|connect|request|"
     "visitor|adresse|dirección|endereço|indirizzo|地址|服务器|アドレス|사용자|адрес"
 )
-_VERSION_WORDS = any_word(
-    "version|v$|ver$|release|build|firmware|driver|section|chapter|clause|article|§|oid|upgrade|"
+_VERSION_WORDS = Words(
+    "version|v$|ver$|release|build|firmware|driver|section|chapter|clause|article|oid|upgrade|"
     "update|chrome|firefox|kapitel|abschnitt|versión|versão|versione|版本|バージョン|버전|версия|"
     "संस्करण"
 )
 _SMALL = 40
-_NUM_VERSION_WORDS = 24
+_LOOK_BACK = 24
 _PUBLIC_RESOLVERS = frozenset(
     ("8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "208.67.222.222", "208.67.220.220")
 )
@@ -73,8 +74,8 @@ def _is_public_v6(text: str) -> bool:
 
 
 def _is_no_version(text: str, match: re.Match[str]) -> bool:
-    around = look_around(text, *match.span())
+    around = Around(text, *match.span())
     if around.says(_IP_WORDS):
         return True
     is_small = all(int(part) < _SMALL for part in match[0].split("."))
-    return not is_small and not _VERSION_WORDS.search(around.before[-_NUM_VERSION_WORDS:])
+    return not is_small and _VERSION_WORDS.last_start(around.before[-_LOOK_BACK:]) is None

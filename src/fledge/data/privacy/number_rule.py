@@ -1,13 +1,12 @@
 """When a window of digits is an identifier."""
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from fledge.data.privacy.number_runs import Window
-from fledge.data.privacy.words import any_word
+from fledge.data.privacy.words import Words
 
-OTHER_THINGS = any_word(
+OTHER_THINGS = Words(
     "order|invoice|ticket|tracking|part$|part n|serial|model|sku|ref|version|isbn|issn|doi$|"
     "patent|case|batch|lot$|item|article|build|product|barcode|upc|ean$|commit|hash|checksum|"
     "sum$|bestell|rechnung|auftrag|artikel|serien|vorgang|az$|aktenzeichen|commande|facture|"
@@ -32,10 +31,10 @@ class NumberRule(NamedTuple):
     lengths: tuple[int, ...] = ()
     """Numbers of digits accepted in any shape, near the words before a run or as a whole run."""
 
-    words: re.Pattern[str] | None = None
+    words: Words | None = None
     """One of these must stand beside it."""
 
-    other_words: re.Pattern[str] | None = OTHER_THINGS
+    other_words: Words | None = OTHER_THINGS
     """None of these may stand beside it, or nearer before it than one of `words`."""
 
     are_words_weak: bool = False

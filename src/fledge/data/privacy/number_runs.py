@@ -21,14 +21,15 @@ _NEAR = 24
 """Groups that begin within as many characters of the run's begin still have words beside them."""
 
 _SEPARATOR = r"(?:\)[ .\-/]?|[ \-]?\(| [/\-] |[ .\-/])"
-_RUN = re.compile(rf"(?<![A-Za-z0-9])[0-9](?:{_SEPARATOR}?+[0-9]){{6,}}+")
+# A set of characters first, then what may not stand before it: `re` skips to such characters fast.
+_RUN = re.compile(rf"[0-9](?<![A-Za-z0-9].)(?:{_SEPARATOR}?+[0-9]){{6,}}+")
 _GROUP = re.compile(r"[0-9]+")
 # Part of a longer token on the left (`a-123`, `x_123`, `/123`, `3,123`) or on the right, money, or
 # a term of a sum; an extension ("x42") is none of these.
 _GLUED_BEFORE = re.compile(r"(?:[A-Za-z0-9][\-_/]|[0-9][.,:]|[_$€£¥₹])$")
 _GLUED_AFTER = re.compile(
     r"(?![xX][0-9]{1,6}(?![0-9A-Za-z]))[A-Za-z0-9_%]|[-/][A-Za-z]|[,:][0-9]|\.[0-9A-Za-z]"
-    r"| ?(?:EUR|USD|€|\$|=|>>|×|÷|\*)"
+    r"| ?(?:EUR|USD|€|\$|=|>>|×|÷|\* ?[0-9(])"
 )
 
 _YEAR = r"(?:1[5-9]|20|21)[0-9]{2}"
@@ -56,6 +57,9 @@ class Window(NamedTuple):
     end: int
     digits: str
     shape: str
+    run: tuple[int, int]
+    """Begin and end of the whole run."""
+
     is_near: bool
     """Close enough to the begin of its run to have words before it."""
 
@@ -90,6 +94,7 @@ def _windows(
     text: str, groups: list[_Group], shapes: Container[str], lengths: Container[int]
 ) -> Iterator[Window]:
     barred = _barred(text, groups)
+    run = groups[0].start, groups[-1].end
     num_groups = len(groups)
     group_lens = [group.end - group.start for group in groups]
     pieces = [f"{group.separator}{group.end - group.start}" for group in groups]
@@ -108,7 +113,7 @@ def _windows(
             ):
                 end = groups[last].end
                 digits = "".join([text[g.start : g.end] for g in groups[first : last + 1]])
-                yield Window(begin.start - is_open, end, digits, shape, is_near, is_whole)
+                yield Window(begin.start - is_open, end, digits, shape, run, is_near, is_whole)
             # Within an identifier no group is a single digit, unless all of them are.
             is_split = group_lens[last] == 1 and last > first
             last += 1

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from fledge.data.privacy.number_rule import NumberRule, same_separator
 from fledge.data.privacy.number_runs import Window
-from fledge.data.privacy.words import LETTER, any_word
+from fledge.data.privacy.words import Words
 
-STRONG_WORDS = any_word(
+_STRONG_WORDS = (
     "phone|tel$|tel.|tel:|telephone|mobile|cell$|cell:|cellphone|fax|whatsapp|sms$|telegram|"
     "hotline|landline|voicemail|toll|dial$|telefon|telefoon|handynummer|handy:|handy$|mobil|rufnummer|"
     "festnetz|durchwahl|téléphone|tél$|tél.|mon portable|portable:|telefono|teléfono|móvil|movil|"
@@ -20,14 +20,23 @@ STRONG_WORDS = any_word(
     "热线|座机|传真|微信|致电|拨打|來電|电联|電話|携帯|手機|전화|휴대폰|연락처|फोन|फ़ोन|मोबाइल|"
     "هاتف|جوال"
 )
-WEAK_WORDS = any_word(
+_WEAK_WORDS = (
     "call$|call me|call us|text me|text us|ring me|reach|contact|number$|ruf mich|anruf|ruf|"
     "erreich|nummer$|appel|joindre|numéro|numero|número|llám|llam|ligue|ligar|liga$|chiam|zadzwo|"
     "numer$|звон|联系|联络|号码|連絡|番号|번호|नंबर|संपर्क|رقم|номер"
 )
-_HINTS = re.compile(rf"{WEAK_WORDS.pattern}|(?<!{LETTER})number(?! of)(?!{LETTER})")
-_RIGHT_BEFORE = rf"(?<!{LETTER})(?:call|text|ring|reach)(?: me| us)?(?: at| on)?:? ?\n"
-_NAMED = re.compile(f"{STRONG_WORDS.pattern}|{_RIGHT_BEFORE}")
+_CALLS = "|".join(
+    f"{verb}{whom}{how}{colon}\n"
+    for verb in ("call", "text", "ring", "reach")
+    for whom in ("", " me", " us")
+    for how in ("", " at", " on")
+    for colon in (" ", ": ", ":")
+)
+"""Right before a number; the line's end stands for the number itself."""
+
+_NAMED = Words(f"{_STRONG_WORDS}|{_CALLS}")
+_STRONG = Words(_STRONG_WORDS)
+_HINTS = Words(f"{_WEAK_WORDS}|number is|number was|number:|number \n")
 
 # National digits behind each calling code: fewest and most.
 _NATIONAL_LENGTHS = {
@@ -43,9 +52,9 @@ _NATIONAL_LENGTHS = {
 }
 # Codes of three digits: the ranges that are given out.
 _THREE_DIGITS = re.compile(
-    r"2[1-69][0-9]|3[578][0-9]|42[0-3]|50[0-9]|59[0-9]|6[7-9][0-9]|8[058][0-9]|9[679][0-9]"
+    r"2[1-69][0-9]|3[578][0-9]|42[0-3]|50[0-9]|59[0-9]|6[7-9][0-9]|8[058][0-9]|96[0-8]|97[0-79]|99[2-8]"
 )
-_GROUPED = re.compile(r"\(?[0-9]{1,5}(?:[ .\-/()]{1,3}[0-9]{2,10}){1,5}")
+_GROUPED = re.compile(r"\(?[0-9]{1,5}(?:[ .\-/()]{1,3}[0-9]{2,10}){1,5}|[0-9](?:[ .\-][0-9]){6,14}")
 
 
 def is_international(digits: str) -> bool:
@@ -184,7 +193,7 @@ PHONE_RULES = (
         check=_is_grouped,
         score=0.87,
         lengths=tuple(range(7, 14)),
-        words=STRONG_WORDS,
+        words=_STRONG,
     ),
     NumberRule(
         type="phone",

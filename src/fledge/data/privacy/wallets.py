@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from stdnum import bitcoin
 
 from fledge.data.privacy.finding import Finding
-from fledge.data.privacy.words import any_word, look_around
+from fledge.data.privacy.words import Around, Words
 
-_BASE58 = r"[13][1-9A-HJ-NP-Za-km-z]{25,34}"
+_BASE58 = "1-9A-HJ-NP-Za-km-z"
 _BECH32_LETTERS = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 _BITCOIN = re.compile(
-    rf"(?<![A-Za-z0-9])(?:{_BASE58}|bc1[{_BECH32_LETTERS}]{{11,71}})(?![A-Za-z0-9])"
+    rf"[13b](?<![A-Za-z0-9].)(?:(?<=[13])[{_BASE58}]{{25,34}}|(?<=b)c1[{_BECH32_LETTERS}]{{11,71}})"
+    r"(?![A-Za-z0-9])"
 )
 _ETHEREUM = re.compile(r"(?<![A-Za-z0-9])0x[0-9a-fA-F]{40}(?![A-Za-z0-9])")
-_ETHEREUM_WORDS = any_word(
+_ETHEREUM_WORDS = Words(
     "wallet|eth$|ether|metamask|usdt|usdc|deposit|send|donat|pay|brieftasche|portefeuille|"
     "billetera|cartera|carteira|钱包|地址|ウォレット"
 )
@@ -34,7 +35,7 @@ def find_wallets(text: str) -> Iterator[Finding]:
     if "0x" in text:
         for match in _ETHEREUM.finditer(text):
             is_used = len(set(match[0][2:].lower())) > 2
-            if is_used and look_around(text, *match.span()).says(_ETHEREUM_WORDS):
+            if is_used and Around(text, *match.span()).says(_ETHEREUM_WORDS):
                 yield Finding("wallet", *match.span(), 0.8)
 
 

@@ -1,59 +1,117 @@
-"""Words beside a number that say what it is."""
+"""Words beside a number that say what it is.
+
+Looking for words is most of the work in texts full of numbers, so it is done with sets and
+`startswith` over the few words around a candidate; regular expressions of so many words are slower.
+"""
 
 import re
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
 
-LETTER = "[a-z\u00c0-\u024f\u0370-\u052f]"
-"""A letter of the scripts whose words are told apart by spaces, in lower case."""
+_LETTER = "[a-z\u00c0-\u024f\u0370-\u052f]"
+_FIRST_UNSPACED = "\u0e00"
+"""Scripts from here on are written without spaces: their words are looked for anywhere."""
 
 _LEN_BEFORE = 48
 _LEN_AFTER = 24
+_LEN_KEY = 3
+_LONGEST = 32
+_WORD_START = re.compile(rf"(?<!{_LETTER})[^\W\d_]")
+_WORD = re.compile(rf"{_LETTER}+")
 _NEXT_THING = re.compile(r"[,;|\n。，、]")
 
 
-def any_word(words: str) -> re.Pattern[str]:
-    """Finds any of these in lower-case text: `phone|cell$|电话`.
+class Words:
+    """A list such as `phone|cell$|电话`: beginnings of words, whole words with `$`."""
 
-    They match where a word begins, in scripts without spaces anywhere; `$` asks for the word's end.
-    """
-    spaced: list[str] = []
-    unspaced: list[str] = []
-    for word in words.split("|"):
-        pattern = re.escape(word.rstrip("$")) + (f"(?!{LETTER})" if word.endswith("$") else "")
-        is_spaced = word[0] < "\u0e00"
-        (spaced if is_spaced else unspaced).append(pattern)
-    parts = [rf"(?<!{LETTER})(?:{'|'.join(spaced)})"] if spaced else []
-    return re.compile("|".join(parts + unspaced))
+    def __init__(self, words: str) -> None:
+        entries = words.split("|")
+        spaced = [entry for entry in entries if entry[0] < _FIRST_UNSPACED]
+        self.whole = frozenset(entry[:-1] for entry in spaced if entry.endswith("$"))
+        self.beginnings = tuple(entry for entry in spaced if not entry.endswith("$"))
+        self.keys = frozenset(entry[:_LEN_KEY] for entry in self.beginnings)
+        self.unspaced = tuple(entry for entry in entries if entry[0] >= _FIRST_UNSPACED)
+        assert all(len(entry) >= _LEN_KEY for entry in self.beginnings), words
+
+    def last_start(self, text: str) -> int | None:
+        """Where the last of these words begins."""
+        starts = [
+            match.start()
+            for match in _WORD_START.finditer(text)
+            if text.startswith(self.beginnings, match.start())
+            or ((word := _WORD.match(text, match.start())) and word[0] in self.whole)
+        ]
+        starts += [at for entry in self.unspaced if (at := text.rfind(entry)) >= 0]
+        return max(starts, default=None)
 
 
-class Around(NamedTuple):
+class Around:
     """What stands beside a candidate, in lower case."""
 
-    before: str
-    after: str
+    def __init__(self, text: str, start: int, end: int) -> None:
+        self.before = text[max(0, start - _LEN_BEFORE) : start].lower()
+        # What follows a comma or a line's end speaks of the next thing.
+        self.after = _NEXT_THING.split(text[end : end + _LEN_AFTER], maxsplit=1)[0].lower()
 
-    def says(self, words: re.Pattern[str]) -> bool:
+    @cached_property
+    def _both(self) -> str:
+        return f"{self.before}\n{self.after}"
+
+    @cached_property
+    def _starts(self) -> list[str]:
+        both = self._both
+        return [both[m.start() : m.start() + _LONGEST] for m in _WORD_START.finditer(both)]
+
+    @cached_property
+    def _whole(self) -> frozenset[str]:
+        return frozenset(_WORD.findall(self._both))
+
+    @cached_property
+    def _is_ascii(self) -> bool:
+        return self._both.isascii()
+
+    def entries_said(self, index: "WordIndex") -> set[int]:
+        """Which of the indexed lists have one of their words here."""
+        said: set[int] = set()
+        for start in self._starts:
+            for beginning, entry in index.beginnings.get(start[:_LEN_KEY], ()):
+                if start.startswith(beginning):
+                    said.add(entry)
+        for word in self._whole & index.whole.keys():
+            said.update(index.whole[word])
+        if not self._is_ascii:
+            said.update(entry for word, entry in index.unspaced if word in self._both)
+        return said
+
+    def says(self, words: Words) -> bool:
         """One of the words is there."""
-        return (words.search(self.before) or words.search(self.after)) is not None
+        keys, beginnings = words.keys, words.beginnings
+        for start in self._starts:
+            if start[:_LEN_KEY] in keys and start.startswith(beginnings):
+                return True
+        if words.whole and not words.whole.isdisjoint(self._whole):
+            return True
+        return not self._is_ascii and any(entry in self._both for entry in words.unspaced)
 
-    def says_last(self, words: re.Pattern[str], other_words: re.Pattern[str]) -> bool:
+    def says_last(self, words: Words, other_words: Words) -> bool:
         """One of the words is there, and none of the others is nearer before the candidate."""
-        end = _end_of_last(words, self.before)
-        if end is None:
-            return words.search(self.after) is not None and not other_words.search(self.before)
-        return (_end_of_last(other_words, self.before) or 0) <= end
+        place = words.last_start(self.before)
+        other_place = other_words.last_start(self.before)
+        if place is None:
+            return other_place is None and self.says(words)
+        return other_place is None or other_place <= place
 
 
-def look_around(text: str, start: int, end: int) -> Around:
-    """What stands beside characters `start` to `end`."""
-    before = text[max(0, start - _LEN_BEFORE) : start]
-    # What follows a comma or a line's end speaks of the next thing.
-    after = _NEXT_THING.split(text[end : end + _LEN_AFTER], maxsplit=1)[0]
-    return Around(before.lower(), after.lower())
+class WordIndex:
+    """Many lists of words, to be looked for at once."""
 
-
-def _end_of_last(words: re.Pattern[str], text: str) -> int | None:
-    end = None
-    for match in words.finditer(text):
-        end = match.end()
-    return end
+    def __init__(self, lists: Sequence[Words]) -> None:
+        self.beginnings: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        self.whole: defaultdict[str, list[int]] = defaultdict(list)
+        self.unspaced = [(word, i) for i, words in enumerate(lists) for word in words.unspaced]
+        for i, words in enumerate(lists):
+            for beginning in words.beginnings:
+                self.beginnings[beginning[:_LEN_KEY]].append((beginning, i))
+            for word in words.whole:
+                self.whole[word].append(i)
