@@ -465,7 +465,7 @@ def said_by(name: str, sample: MaskedSample) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_loss_tokens_spell_the_answers_and_their_ends(name: str, data: st.DataObject) -> None:
     messages = data.draw(chats(name))
