@@ -98,7 +98,8 @@ def run_child(variant: str, path: Path, bench: Path, num_workers: int) -> None:
         card = json.loads((Path(directory) / "out" / "card.json").read_text(encoding="utf-8"))
     own = resource.getrusage(resource.RUSAGE_SELF)
     others = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
+    own_cpu_s = own.ru_utime + own.ru_stime
+    cpu_s = own_cpu_s + others.ru_utime + others.ru_stime
     rows = manifest.counts["sources"]["train"]
     print(
         json.dumps(
@@ -108,6 +109,7 @@ def run_child(variant: str, path: Path, bench: Path, num_workers: int) -> None:
                 "bytes_read": path.stat().st_size,
                 "wall_s": round(wall_s, 2),
                 "cpu_s": round(cpu_s, 2),
+                "cpu_s_outside_workers": round(own_cpu_s, 2),
                 "rows_per_s": round(rows["read"] / wall_s),
                 "rows_per_cpu_s": round(rows["read"] / cpu_s),
                 "mb_per_s": round(path.stat().st_size / wall_s / 1e6, 2),
