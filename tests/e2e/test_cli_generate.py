@@ -24,6 +24,11 @@ KEYS = {
     "target",
     "target_dir",
     "head",
+    "offered_at_depth",
+    "accepted_at_depth",
+    "time_to_first_token_s",
+    "time_per_token_s",
+    "num_prompt_reused",
 }
 
 

@@ -51,6 +51,7 @@ def chat(
     width: options.WidthOption = options.TREE.width,
     budget: options.BudgetOption = options.TREE.budget,
     accept: options.AcceptOption = options.ENGINE.accept,
+    controller: options.ControllerOption = options.ENGINE.controller,
 ) -> None:
     """Talk with the target, turn by turn.
 
@@ -78,7 +79,7 @@ def chat(
             head=options.head_directory(head),
             dtype=dtype,
             device=device,
-            settings=EngineSettings(tree=tree, accept=accept),
+            settings=EngineSettings(tree=tree, accept=accept, controller=controller),
         )
     )
     tokenizer = loaded.engine.target.tokenizer

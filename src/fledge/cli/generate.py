@@ -49,6 +49,7 @@ def generate(
     width: options.WidthOption = options.TREE.width,
     budget: options.BudgetOption = options.TREE.budget,
     accept: options.AcceptOption = options.ENGINE.accept,
+    controller: options.ControllerOption = options.ENGINE.controller,
     logprobs: options.LogprobsOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -59,7 +60,8 @@ def generate(
     Example: [cyan]fledge generate --prompt "Name three rivers." --max-tokens 60[/cyan]
 
     One JSON document comes with --json: text, token_ids, prompt_token_ids, num_tokens,
-    tokens_per_s, accept_length, cycles, finish_reason, logprobs, target, target_dir, head. With
+    tokens_per_s, accept_length, cycles, offered_at_depth, accepted_at_depth, time_to_first_token_s,
+    time_per_token_s, num_prompt_reused, finish_reason, logprobs, target, target_dir, head. With
     several prompts it is {"completions": [...], target, target_dir, head}, one entry for each.
     """
     if logprobs is not None and not json:
@@ -87,7 +89,7 @@ def generate(
             head=options.head_directory(head),
             dtype=dtype,
             device=device,
-            settings=EngineSettings(tree=tree, accept=accept),
+            settings=EngineSettings(tree=tree, accept=accept, controller=controller),
         )
     )
     if json:
@@ -115,6 +117,11 @@ def as_record(completion: Completion) -> dict[str, Any]:
         "tokens_per_s": round(stats.tokens_per_s, 3),
         "accept_length": stats.accept_length,
         "cycles": stats.cycles,
+        "offered_at_depth": list(stats.offered_at_depth),
+        "accepted_at_depth": list(stats.accepted_at_depth),
+        "time_to_first_token_s": round(stats.time_to_first_token_s, 6),
+        "time_per_token_s": stats.time_per_token_s and round(stats.time_per_token_s, 6),
+        "num_prompt_reused": stats.num_prompt_reused,
         "finish_reason": completion.finish_reason,
         "logprobs": completion.logprobs and [asdict(one) for one in completion.logprobs],
     }

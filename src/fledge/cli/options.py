@@ -89,6 +89,15 @@ AcceptOption = Annotated[
         rich_help_panel=_DRAFTING,
     ),
 ]
+ControllerOption = Annotated[
+    Literal["adaptive", "fixed"],
+    typer.Option(
+        "--controller",
+        metavar="adaptive|fixed",
+        help="adaptive: draft as much as pays, up to the tree above; fixed: the whole tree always.",
+        rich_help_panel=_DRAFTING,
+    ),
+]
 MaxTokensOption = Annotated[
     int,
     typer.Option(
