@@ -16,8 +16,8 @@ setup: ## make .venv, or bring it up to date
 demo: setup ## load the default target and watch it answer
 	@$(BIN)/fledge demo
 
-test: check ## check, then the default tests
-	@$(BIN)/python -m pytest
+test: check ## check, then the default tests, one process per core
+	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: setup ## lint, format, types, layers
 	@$(BIN)/ruff check .
