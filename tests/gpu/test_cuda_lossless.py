@@ -84,7 +84,7 @@ def test_chunks_prefix_hits_and_preemption(architecture: str, setting: str) -> N
         {"head": tiny_head(target, sliding_window=6 if "gemma" in architecture else None)},
         {"drafter": scripted(asked, expected, device=CUDA)},
     ):
-        engine = Engine(target, settings=SETTINGS[setting], **drafts)  # type: ignore[arg-type]
+        engine = Engine(target, settings=SETTINGS[setting], **drafts)
         assert run_disturbed(engine, asked, params, seed=1) == expected
         assert run_disturbed(engine, asked, params, seed=2) == expected
         assert engine.stats.num_reused_tokens > 0

@@ -120,7 +120,7 @@ def test_a_request_is_the_same_alone_and_among_31_others(architecture: str) -> N
     ]
     settings = EngineSettings(tree=TREE, max_requests=32, max_pass_tokens=64, block_size=8)
     for drafts in ({}, {"head": tiny_head(target)}, {"drafter": scripted(asked, alone, width=3)}):
-        engine = Engine(target, settings=settings, **drafts)  # type: ignore[arg-type]
+        engine = Engine(target, settings=settings, **drafts)
         assert token_ids(engine.generate(asked, params)) == alone
         assert run_disturbed(engine, asked, params, seed=5) == alone
 
