@@ -92,6 +92,7 @@ class PrivacySettings:
     """Also look for names and places with the named-entity plug-in (extra `names`)."""
 
     names_min_score: float = 0.85
+    """Tags of the plug-in with a lower score do not count."""
 
     def action(self, kind: str) -> PrivacyAction:
         """What happens to identifiers of a type."""

@@ -50,7 +50,10 @@ class Around:
     """What stands beside a candidate, in lower case."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
-        self.before = text[max(0, start - _LEN_BEFORE) : start].lower()
+        before = text[max(0, start - _LEN_BEFORE) : start].lower()
+        line = before.rfind("\n") + 1
+        # The line above speaks only of what comes first on its own line: "Phone:\n555-0143".
+        self.before = before[line:] if line and _WORD_START.search(before, line) else before
         # What follows a comma or a line's end speaks of the next thing.
         self.after = _NEXT_THING.split(text[end : end + _LEN_AFTER], maxsplit=1)[0].lower()
 
