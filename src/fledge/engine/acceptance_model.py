@@ -131,16 +131,15 @@ class AcceptanceModel:
         now_DPG = self._gains_DPG
         shift_DG = now_DPG[:depth, num_presets - 1] - before_DPG[:depth, num_presets - 1]
         now_DPG[:depth, num_presets:] += shift_DG[:, None]
-        before_PG, now_PG = (gains[depth - 1].copy() for gains in (before_DPG, now_DPG))
-        if depth > 1:
-            before_PG -= before_DPG[depth - 2]
-            now_PG -= now_DPG[depth - 2]
-        factor_PG = (now_PG.clip(min=0.0) + 0.01) / (before_PG.clip(min=0.0) + 0.01)
-        steps_DPG = np.diff(before_DPG[depth - 1 :], axis=0).clip(min=0.0)
-        for place, step_PG in enumerate(steps_DPG):
-            further = (depth + 1 + place) / depth
-            moved_PG = step_PG * np.minimum(factor_PG**further, 8.0)
-            now_DPG[depth + place] = now_DPG[depth + place - 1] + moved_PG
+        # Gains of each level on top of those above it, for every number of nodes.
+        before_DPG = np.diff(before_DPG, axis=0, prepend=0.0).clip(min=0.0)
+        level_PG = np.diff(now_DPG[:depth], axis=0, prepend=0.0)[-1].clip(min=0.0)
+        factor_PG = ((level_PG + 0.01) / (before_DPG[depth - 1] + 0.01)).clip(0.5, 2.0)
+        for below in range(depth, len(now_DPG)):
+            moved_PG = before_DPG[below] * factor_PG ** ((below + 1) / depth)
+            # Fewer walks get to a deeper level.
+            level_PG = np.minimum(moved_PG, level_PG)
+            now_DPG[below] = now_DPG[below - 1] + level_PG
 
     def _count_depths(self, report: CycleReport, kept: float) -> None:
         for counts_D, new_D in (

@@ -173,15 +173,15 @@ class AdaptiveController:
         if best is not None:
             cycle_s = self._planner.emitted(best, load) / best_rate
             best_rate *= cycle_s / (cycle_s + self._planner.backlog_s(load) / _CATCH_UP_CYCLES)
-        if best is None or best_rate <= outlook.plain_rate:
-            return self._made(PLAIN, outlook, outlook.plain_rate, load)
-        if incumbent is not None and self._num_reports >= _COLD_CYCLES:
+        kept, kept_rate = PLAIN, outlook.plain_rate
+        if incumbent is not None:
             kept = self._planner.fit(incumbent.plan, incumbent.nodes_per_request, load)
             kept_rate = self._planner.rate(kept, load)
-            margin = _CLEARLY_BETTER + (self._reluctance if kept.is_plain else 0.0)
-            is_sound = kept.is_plain or kept_rate > outlook.plain_rate
-            if is_sound and best_rate < margin * kept_rate:
-                return self._made(kept, outlook, kept_rate, load)
+        if kept_rate <= outlook.plain_rate:
+            kept, kept_rate = PLAIN, outlook.plain_rate
+        margin = _CLEARLY_BETTER + (self._reluctance if kept.is_plain else 0.0)
+        if best is None or best_rate < margin * kept_rate:
+            return self._made(kept, outlook, kept_rate, load)
         return self._made(best, outlook, best_rate, load)
 
     def _made(self, plan: DraftPlan, outlook: Outlook, rate: float, load: Load) -> "_Choice":
