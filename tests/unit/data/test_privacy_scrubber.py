@@ -121,6 +121,7 @@ def test_the_name_of_a_field_says_what_its_value_is() -> None:
         '{"phone": "[PHONE_1]", "id": "4155550132", "ssn": "[NATIONAL_ID_1]", "n": ["536228613"]}'
     )
     assert scrubbed_arguments(text) == expected
+    assert scrubbed_arguments({"userPhone": "4155550132"}) == {"userPhone": "[PHONE_1]"}
     assert scrubbed_arguments({"phone": ["4155550132"], "n": 4155550132}) == {
         "phone": ["[PHONE_1]"],
         "n": 4155550132,

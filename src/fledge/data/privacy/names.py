@@ -30,6 +30,7 @@ _UNSPACED = "\u2e80"
 
 _ADDRESS_GOES_ON = (", ", ",\n", "\n", " ")
 _SENTENCE_END = re.compile(r"[.!?]\s+[A-Z]")
+_NOT_TELLING = COMMON_WORDS | NEVER
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]{1,200}`", re.DOTALL)
 _FIRST_WORD = re.compile(r"([\w'’-]+)[.:,]? ")
 _LETTERS = re.compile(r"[^\W\d_][\w'’-]*")
@@ -109,7 +110,7 @@ class KnownNames:
         full_name = self.full_names.setdefault(name, name)
         parts = _LETTERS.findall(name)
         for part in parts if len(parts) > 1 else ():
-            is_telling = part[0].isupper() and part.lower() not in COMMON_WORDS | NEVER
+            is_telling = part[0].isupper() and part.lower() not in _NOT_TELLING
             if len(part) >= _MIN_PART_LEN and is_telling:
                 self.full_names.setdefault(part, full_name)
 

@@ -13,15 +13,16 @@ from fledge.data.privacy.number_runs import Window
 from fledge.data.privacy.words import Words
 
 _STRONG_WORDS = (
-    "phone|tel$|tel.|tel:|telephone|mobile|cell$|cell:|cellphone|fax|whatsapp|sms$|telegram|"
-    "hotline|landline|voicemail|toll|dial$|telefon|telefoon|handynummer|handy:|handy$|mobil|rufnummer|"
-    "festnetz|durchwahl|téléphone|tél$|tél.|mon portable|portable:|telefono|teléfono|móvil|movil|"
+    "phone|tel$|tel.|tel:|telephone|mobile$|cell$|cell:|cellphone|fax|whatsapp|sms$|hotline|"
+    "landline|voicemail|toll-free|toll free|dial$|telefon|telefoon|handynummer|handy:|handy$|"
+    "mobil$|mobilnummer|mobiltel|rufnummer|festnetz|"
+    "durchwahl|téléphone|tél$|tél.|mon portable|portable:|telefono|teléfono|móvil|movil|"
     "celular|telefone|telemóvel|cellulare|cell.|gsm$|komórk|тел$|тел.|телефон|мобильн|电话|手机|"
     "热线|座机|传真|微信|致电|拨打|來電|电联|電話|携帯|手機|전화|휴대폰|연락처|फोन|फ़ोन|मोबाइल|"
     "هاتف|جوال"
 )
 _WEAK_WORDS = (
-    "call$|call me|call us|text me|text us|ring me|reach|contact|number$|ruf mich|anruf|ruf|"
+    "call$|call me|call us|text me|text us|ring me|reach|contact|ruf mich|anruf|ruf|"
     "erreich|nummer$|appel|joindre|numéro|numero|número|llám|llam|ligue|ligar|liga$|chiam|zadzwo|"
     "numer$|звон|联系|联络|号码|連絡|番号|번호|नंबर|संपर्क|رقم|номер"
 )

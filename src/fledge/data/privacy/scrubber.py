@@ -1,5 +1,6 @@
 """Scrubs conversations: every text a target would read, as the recipe says for each type."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from fledge.data.privacy.finding import Finding, resolve
 from fledge.data.privacy.names import KnownNames, NameFinder, NamePolicy
 from fledge.data.privacy.placeholders import Placeholders, redact
 from fledge.data.privacy.presidio_names import PresidioNames
+
+_WITHIN_CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Scrubber:
 
     def _find(self, text: str, field: str) -> list[Finding]:
         """Findings in a value; the name of its field counts as words before it."""
-        lead = f"{field}: " if field else ""
+        lead = f"{_WITHIN_CAMEL_CASE.sub(' ', field)}: " if field else ""
         findings = find(lead + text)
         if self._names is not None:
             findings = resolve([*findings, *self._names.find(lead + text, findings)])
