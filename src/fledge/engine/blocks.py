@@ -95,12 +95,18 @@ class BlockPool:
         free, kept = set(self._free), set(self._kept)
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & kept, "a block is free and kept"
-        for block in range(self.num_blocks):
-            held = readers.get(block, 0)
-            assert self._references[block] == held, f"block {block}: wrong number of references"
-            assert (held > 0) != (block in free or block in kept), f"block {block} is lost"
-            if held > 1 or block in kept:
-                assert block in self._nodes, f"block {block} is shared without being published"
+        assert not readers.keys() & (free | kept), "a block is free or kept while it is read"
+        assert len(free) + len(kept) + len(readers) == self.num_blocks, "a block is lost"
+        for block, count in readers.items():
+            assert self._references[block] == count, f"block {block}: wrong number of references"
+        assert sum(self._references) == sum(readers.values()), "wrong number of references"
+        shared = [block for block, count in readers.items() if count > 1]
+        assert self._nodes.keys() >= {*shared, *kept}, "a block is shared without being published"
+        linked: set[PrefixNode] = set()
         for block, node in self._nodes.items():
             assert node.blocks.get(self.window) == block, f"block {block}: wrong place in the tree"
-            assert node.is_attached, f"block {block} hangs below a forgotten place"
+            above: PrefixNode | None = node
+            while above is not None and above not in linked:
+                assert above.is_linked, f"block {block} hangs below a forgotten place"
+                linked.add(above)
+                above = above.parent

@@ -68,9 +68,18 @@ class PagedCache:
     @property
     def capacity(self) -> int | None:
         """Tokens that fit when one request has everything; None when windows let go of the old."""
-        if None not in self._pools:
-            return None
-        return self._pools[None].num_blocks * self.block_size
+        limits = [
+            pool.num_blocks * self.block_size
+            for window, pool in self._pools.items()
+            if not self._lets_go_in_time(window)
+        ]
+        return min(limits, default=None)
+
+    def _lets_go_in_time(self, window: int | None) -> bool:
+        """Whether a request of any length finds room, because a window gives back old blocks."""
+        if window is None:
+            return False
+        return self._pools[window].num_blocks > self._num_blocks(window)
 
     @property
     def max_chunk(self) -> int:
@@ -78,7 +87,7 @@ class PagedCache:
         chunks = [
             (pool.num_blocks - self._num_blocks(window + 1) - 1) * self.block_size
             for window, pool in self._pools.items()
-            if window is not None
+            if window is not None and self._lets_go_in_time(window)
         ]
         return max(1, min(chunks, default=self._tables_width * self.block_size))
 
@@ -244,9 +253,7 @@ class PagedCache:
         self._note_head_entries(seq)
 
     def _publish_block(self, seq: Sequence, place: int, token_ids: tuple[int, ...]) -> PrefixNode:
-        parent = seq.nodes[place - 1] if place else self._tree.root
-        if place and not parent.is_attached:
-            parent = self._restore(seq, place)
+        parent = self._place_before(seq, place)
         node = parent.child(token_ids) or parent.add_child(token_ids)
         for window, pool in self._pools.items():
             block = seq.blocks[window][place]
@@ -255,24 +262,31 @@ class PagedCache:
                 pool.remember(block, node)
         return node
 
-    def _restore(self, seq: Sequence, place: int) -> PrefixNode:
-        """Find or make the places of a request's earlier blocks again; memory pressure ate them."""
-        node = self._tree.root
-        for i in range(place):
-            token_ids = seq.nodes[i].token_ids
-            node = node.child(token_ids) or node.add_child(token_ids)
-            seq.nodes[i] = node
-        return node
+    def _place_before(self, seq: Sequence, place: int) -> PrefixNode:
+        """Where a block hangs. Memory pressure may have eaten the place: another's was kept there.
+
+        Then the request's own blocks take it.
+        """
+        first = place
+        while first and not seq.nodes[first - 1].is_linked:
+            first -= 1
+        seq.num_noted = min(seq.num_noted, first)
+        for i in range(first, place):
+            seq.nodes[i] = self._publish_block(seq, i, seq.nodes[i].token_ids)
+        return seq.nodes[place - 1] if place else self._tree.root
 
     def _note_head_entries(self, seq: Sequence) -> None:
         """Mark blocks of its own whose head entries are there."""
-        blocks = seq.blocks.get(self._head_window, [])
         for place in range(seq.num_noted, min(len(seq.nodes), seq.head_len // self.block_size)):
-            node = seq.nodes[place]
-            is_whole = place * self.block_size >= seq.head_first or seq.head_first <= 1
-            if is_whole and node.blocks.get(self._head_window, NOT_THERE) == blocks[place]:
-                node.has_head_entries = True
+            self._note_head_block(seq, place, seq.nodes[place])
             seq.num_noted = place + 1
+
+    def _note_head_block(self, seq: Sequence, place: int, node: PrefixNode) -> None:
+        """The head has read up to the end of a block; did it read all of it, and is it this one?"""
+        blocks = seq.blocks.get(self._head_window)
+        is_whole = place * self.block_size >= seq.head_first or seq.head_first <= 1
+        if blocks and is_whole and node.blocks.get(self._head_window) == blocks[place]:
+            node.has_head_entries = True
 
     def release(self, seq: Sequence, *, keep: bool = True) -> None:
         """Take everything back; `keep` leaves what was computed for later requests."""
@@ -295,11 +309,8 @@ class PagedCache:
         token_ids = tuple(seq.token_ids[place * size : seq.kv_len])
         if self._shares_prefixes and token_ids:
             node = self._publish_block(seq, place, token_ids)
-            blocks = seq.blocks.get(self._head_window, [])
-            is_whole = place * size >= seq.head_first or seq.head_first <= 1
-            if seq.head_len >= seq.kv_len and is_whole and blocks:
-                own = node.blocks.get(self._head_window, NOT_THERE) == blocks[place]
-                node.has_head_entries = node.has_head_entries or own
+            if seq.head_len >= seq.kv_len:
+                self._note_head_block(seq, place, node)
 
     def _forget(self, seq: Sequence) -> None:
         """Nobody may reuse what a failed request has computed; what others read stays theirs."""
@@ -318,7 +329,8 @@ class PagedCache:
                 assert len(held) == len(set(held)), "a request holds a block twice"
                 readers.update(held)
                 row: Tensor = self._tables[window][seq.row]
-                assert row[: len(seq.blocks[window])].tolist() == seq.blocks[window]
+                shown = row[: len(seq.blocks[window])].tolist()
+                assert shown == seq.blocks[window], "a table shows other blocks than are held"
             pool.check_integrity(readers)
         rows = [seq.row for seq in running] + self._free_rows
         assert sorted(rows) == list(range(len(rows))), "a row of the tables is lost"

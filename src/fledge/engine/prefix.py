@@ -31,14 +31,9 @@ class PrefixNode:
         self._children: dict[int, dict[tuple[int, ...], PrefixNode]] = {}
 
     @property
-    def is_attached(self) -> bool:
-        """Whether it can be reached from the root."""
-        node = self
-        while node.parent is not None:
-            if node.parent.child(node.token_ids) is not node:
-                return False
-            node = node.parent
-        return not node.token_ids
+    def is_linked(self) -> bool:
+        """Whether it is in the tree: places go from the leaves up, so one look is enough."""
+        return self.parent is None or self.parent.child(self.token_ids) is self
 
     def child(self, token_ids: tuple[int, ...]) -> "PrefixNode | None":
         return self._children.get(token_ids[0], {}).get(token_ids)

@@ -123,9 +123,9 @@ def test_pools_of_two_windows_share_places_but_not_blocks() -> None:
     assert node.blocks == {None: 0, 8: 0}
     short.forget(0)
     assert node.blocks == {None: 0}
-    assert node.is_attached
+    assert node.is_linked
     full.take(2)
-    assert not node.is_attached
+    assert not node.is_linked
     full.check_integrity({0: 1, 1: 1})
     short.check_integrity({})
 
@@ -166,16 +166,28 @@ def corrupt_tree(pool: BlockPool) -> None:
     pool._nodes[0].parent = PrefixNode(None, ())
 
 
+def corrupt_tree_above(pool: BlockPool) -> None:
+    node = pool._nodes[0]
+    node.parent = PrefixNode(PrefixNode(None, ()), (9,))
+    node.parent._children = {0: {(0,): node}}
+
+
+def corrupt_unread_count(pool: BlockPool) -> None:
+    pool._references[3] = 1
+
+
 CORRUPTIONS: list[tuple[Callable[[BlockPool], None], str]] = [
     (corrupt_lost, "is lost"),
     (corrupt_free_twice, "free twice"),
-    (corrupt_free_and_used, "is lost"),
+    (corrupt_free_and_used, "free or kept while it is read"),
     (corrupt_free_and_kept, "free and kept"),
     (corrupt_count, "wrong number of references"),
     (corrupt_shared_unpublished, "shared without being published"),
     (corrupt_kept_unpublished, "shared without being published"),
     (corrupt_place, "wrong place in the tree"),
     (corrupt_tree, "hangs below a forgotten place"),
+    (corrupt_tree_above, "hangs below a forgotten place"),
+    (corrupt_unread_count, "wrong number of references"),
 ]
 
 
@@ -197,13 +209,23 @@ def test_integrity_sees_every_kind_of_damage(
         pool.check_integrity(readers)
 
 
-@pytest.mark.parametrize("readers", [{}, {0: 1}, {0: 2, 1: 1}, {1: 1}])
-def test_integrity_compares_with_what_the_requests_hold(readers: dict[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("readers", "message"),
+    [
+        ({}, "is lost"),
+        ({0: 1}, "wrong number of references"),
+        ({0: 2, 1: 1}, "while it is read"),
+        ({1: 1}, "while it is read"),
+    ],
+)
+def test_integrity_compares_with_what_the_requests_hold(
+    readers: dict[int, int], message: str
+) -> None:
     pool, _ = pool_of(3, num_known=1)
     pool.share(0)
     pool.share(0)
     pool.check_integrity({0: 2})
-    with pytest.raises(AssertionError, match="wrong number of references"):
+    with pytest.raises(AssertionError, match=message):
         pool.check_integrity(readers)
 
 

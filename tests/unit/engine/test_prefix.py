@@ -167,15 +167,15 @@ def test_places_go_with_their_last_block() -> None:
     store(tree, [1, 2, 4], 1, FULL)
     one, two, three = tree.match([1, 2, 3, 9], 3).nodes
     two.drop_block(None)
-    assert two.is_attached, "others hang below it"
+    assert two.is_linked, "others hang below it"
     three.drop_block(None)
-    assert not three.is_attached
-    assert two.is_attached
+    assert not three.is_linked
+    assert two.is_linked
     four = two.child((4,))
     assert four is not None
     four.drop_block(None)
-    assert not two.is_attached
-    assert one.is_attached
+    assert not two.is_linked
+    assert one.is_linked
     one.drop_block(None)
     assert list(walk(tree.root)) == [tree.root]
     assert not tree.root._children
@@ -188,20 +188,10 @@ def test_a_place_stays_while_one_window_has_its_block() -> None:
     assert node is not None
     node.has_head_entries = True
     node.drop_block(8)
-    assert node.is_attached
+    assert node.is_linked
     assert not node.has_head_entries, "they may have been in the block that is gone"
     node.drop_block(None)
-    assert not node.is_attached
-
-
-def test_what_hangs_below_a_forgotten_place_is_not_attached() -> None:
-    tree = PrefixTree(1, FULL)
-    store(tree, [1, 2], 1, FULL)
-    one, two = tree.match([1, 2, 3], 2).nodes
-    assert two.is_attached
-    del tree.root._children[1]
-    assert not one.is_attached
-    assert not two.is_attached
+    assert not node.is_linked
 
 
 def slow_match(
