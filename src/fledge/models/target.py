@@ -10,6 +10,7 @@ Legend: T tokens of a pass, R rows with logits, V vocabulary, D hidden size, F t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Target:
     def device(self) -> torch.device:
         return self.embedding.weight.device
 
-    @property
+    @cached_property
     def embedding(self) -> nn.Embedding:
         embedding: nn.Embedding = self._model.get_input_embeddings()
         return embedding
@@ -81,7 +82,7 @@ class Target:
         weight: Tensor = self._model.get_output_embeddings().weight
         return weight
 
-    @property
+    @cached_property
     def layers(self) -> nn.ModuleList:
         """The decoder layers, in order."""
         decoder = self._model.get_decoder()
