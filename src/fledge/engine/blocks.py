@@ -9,6 +9,9 @@ from collections import OrderedDict, deque
 
 from fledge.engine.prefix import PrefixNode
 
+NOT_THERE = -1
+"""In place of a block that a window has let go of."""
+
 
 class BlockPool:
     """The blocks that layers with one kind of attention share; `window` names that kind."""

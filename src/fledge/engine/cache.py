@@ -15,13 +15,12 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from fledge.engine.blocks import BlockPool
-from fledge.engine.prefix import PrefixNode, PrefixTree
+from fledge.engine.blocks import NOT_THERE, BlockPool
+from fledge.engine.known_prefixes import KnownPrefixes
+from fledge.engine.prefix import PrefixNode
 from fledge.engine.sequence import Sequence
 from fledge.ops.kv import KVGroups, KVPool
 from fledge.ops.paged import BlockTables
-
-NOT_THERE = -1
 
 
 class PagedCache:
@@ -59,7 +58,7 @@ class PagedCache:
         self._pools = {
             window: BlockPool(count, window) for window, count in self._num_blocks_of.items()
         }
-        self._tree = PrefixTree(self.block_size, tuple(self._pools))
+        self._known = KnownPrefixes(self._pools, self.block_size, self._head_window)
         for table in self._tables.values():
             table.fill_(NOT_THERE)
         max_requests = next(iter(self._tables.values())).shape[0]
@@ -148,8 +147,7 @@ class PagedCache:
         seq.num_reused = seq.kv_len
 
     def _reuse(self, seq: Sequence) -> None:
-        # The last token is always read: its logits choose the next one.
-        match = self._tree.match(seq.token_ids, len(seq.token_ids) - 1)
+        match = self._known.match(seq)
         for node in match.nodes:
             for window, pool in self._pools.items():
                 block = node.blocks.get(window, NOT_THERE)
@@ -159,19 +157,11 @@ class PagedCache:
                 seq.blocks[window].append(block)
         seq.nodes = list(match.nodes)
         seq.kv_len = len(match.nodes) * self.block_size
-        seq.head_len = max(1, self._num_head_entries(match.nodes))
+        seq.head_len = max(1, self._known.num_head_entries(match.nodes))
         self._write_table(seq, 0)
         if match.tail is not None:
             self._copy_tail(seq, match.tail, match.tail_len)
         self.free_behind_windows(seq)
-
-    def _num_head_entries(self, nodes: Iterable[PrefixNode]) -> int:
-        count = 0
-        for node in nodes:
-            if not node.has_head_entries:
-                break
-            count += self.block_size
-        return count
 
     def _copy_tail(self, seq: Sequence, tail: PrefixNode, length: int) -> None:
         """Copy on write: the request gets a block of its own with the tokens it shares."""
@@ -244,57 +234,15 @@ class PagedCache:
 
     def publish(self, seq: Sequence) -> None:
         """Make the whole blocks a request has filled known to later requests."""
-        if not self._shares_prefixes:
-            return
-        size = self.block_size
-        for place in range(len(seq.nodes), seq.kv_len // size):
-            token_ids = tuple(seq.token_ids[place * size : (place + 1) * size])
-            seq.nodes.append(self._publish_block(seq, place, token_ids))
-        self._note_head_entries(seq)
-
-    def _publish_block(self, seq: Sequence, place: int, token_ids: tuple[int, ...]) -> PrefixNode:
-        parent = self._place_before(seq, place)
-        node = parent.child(token_ids) or parent.add_child(token_ids)
-        for window, pool in self._pools.items():
-            block = seq.blocks[window][place]
-            is_new = block != NOT_THERE and not pool.is_known(block)
-            if is_new and window not in node.blocks:
-                pool.remember(block, node)
-        return node
-
-    def _place_before(self, seq: Sequence, place: int) -> PrefixNode:
-        """Where a block hangs. Memory pressure may have eaten the place: another's was kept there.
-
-        Then the request's own blocks take it.
-        """
-        first = place
-        while first and not seq.nodes[first - 1].is_linked:
-            first -= 1
-        seq.num_noted = min(seq.num_noted, first)
-        for i in range(first, place):
-            seq.nodes[i] = self._publish_block(seq, i, seq.nodes[i].token_ids)
-        return seq.nodes[place - 1] if place else self._tree.root
-
-    def _note_head_entries(self, seq: Sequence) -> None:
-        """Mark blocks of its own whose head entries are there."""
-        for place in range(seq.num_noted, min(len(seq.nodes), seq.head_len // self.block_size)):
-            self._note_head_block(seq, place, seq.nodes[place])
-            seq.num_noted = place + 1
-
-    def _note_head_block(self, seq: Sequence, place: int, node: PrefixNode) -> None:
-        """The head has read up to the end of a block; did it read all of it, and is it this one?"""
-        blocks = seq.blocks.get(self._head_window)
-        is_whole = place * self.block_size >= seq.head_first or seq.head_first <= 1
-        if blocks and is_whole and node.blocks.get(self._head_window) == blocks[place]:
-            node.has_head_entries = True
+        if self._shares_prefixes:
+            self._known.publish(seq)
 
     def release(self, seq: Sequence, *, keep: bool = True) -> None:
         """Take everything back; `keep` leaves what was computed for later requests."""
-        if keep:
-            self.publish(seq)
-            self._publish_tail(seq)
-        else:
-            self._forget(seq)
+        if keep and self._shares_prefixes:
+            self._known.publish_all(seq)
+        elif not keep:
+            self._known.forget(seq)
         for window, blocks in seq.blocks.items():
             # The end first: it is evicted first, and a prefix without its beginning is useless.
             for block in reversed(blocks):
@@ -303,21 +251,6 @@ class PagedCache:
             self._tables[window][seq.row] = NOT_THERE
         self._free_rows.append(seq.row)
         seq.leave_cache()
-
-    def _publish_tail(self, seq: Sequence) -> None:
-        size, place = self.block_size, len(seq.nodes)
-        token_ids = tuple(seq.token_ids[place * size : seq.kv_len])
-        if self._shares_prefixes and token_ids:
-            node = self._publish_block(seq, place, token_ids)
-            if seq.head_len >= seq.kv_len:
-                self._note_head_block(seq, place, node)
-
-    def _forget(self, seq: Sequence) -> None:
-        """Nobody may reuse what a failed request has computed; what others read stays theirs."""
-        for window, pool in self._pools.items():
-            for block in seq.blocks[window]:
-                if block != NOT_THERE and pool.is_known(block) and pool.num_readers(block) == 1:
-                    pool.forget(block)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """No block is lost, none is shared wrongly, and the tables say what the requests hold."""

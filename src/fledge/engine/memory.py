@@ -89,9 +89,7 @@ def make_cache(target: Target, drafter: Drafter, settings: EngineSettings) -> Pa
     num_blocks = plan_blocks(
         bytes_per_slot, settings=settings, max_tokens=max_tokens, device=target.device
     )
-    if None in num_blocks and num_blocks[None] * settings.block_size < 2:
-        raise CapacityError("the cache memory holds fewer than two tokens; raise cache_tokens.")
-    return PagedCache(
+    cache = PagedCache(
         num_blocks,
         block_size=settings.block_size,
         max_requests=settings.max_requests,
@@ -101,3 +99,9 @@ def make_cache(target: Target, drafter: Drafter, settings: EngineSettings) -> Pa
         target_windows=target_bytes,
         shares_prefixes=settings.share_prefixes,
     )
+    if cache.capacity is not None and cache.capacity < 2:
+        raise CapacityError(
+            f"the cache memory holds {cache.capacity} token, and a prompt with its answer needs "
+            f"at least 2; cache_tokens is {settings.cache_tokens}, raise it."
+        )
+    return cache

@@ -8,7 +8,8 @@ the head out, head entries that are promised and not there, and blocks or places
 import pytest
 import torch
 
-from fledge.engine.cache import NOT_THERE, PagedCache
+from fledge.engine.blocks import NOT_THERE
+from fledge.engine.cache import PagedCache
 from fledge.engine.sequence import Sequence
 from tests.unit.engine.cache_simulation import (
     Simulation,
