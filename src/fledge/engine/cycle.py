@@ -45,7 +45,9 @@ class Cycle:
             num_scratch=0 if self._plan.is_plain else self._drafter.num_scratch,
             num_drafts=self._plan.nodes if load.num_requests else 0,
         )
-        assert plan or not self._scheduler.has_work, "there is work and nothing of it can run"
+        if not plan:
+            assert not self._scheduler.has_work, "there is work and nothing of it can run"
+            return
         if self._scheduler.num_preemptions != num_preemptions:
             self._verifier.forget_sampling()
         planned = time.perf_counter()

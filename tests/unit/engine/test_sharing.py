@@ -123,3 +123,9 @@ def test_a_stream_left_open_does_not_break_the_end_of_the_program() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_step_without_work_does_nothing(target: Target) -> None:
+    engine = Engine(target, tiny_head(target))
+    engine.step()
+    assert engine.stats.num_passes == 0
