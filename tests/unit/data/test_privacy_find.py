@@ -167,6 +167,7 @@ def test_private_and_documentation_addresses_are_not_found() -> None:
         ("ip", "45.33.32.156"),
         ("ip", "45.33.32.156"),
     ]
+    assert found("ip 45.33.32.0/24") == []
     assert found("v45.33.32.156 and Chrome/45.33.32.156") == []
 
 

@@ -108,6 +108,7 @@ def test_one_wrong_digit_is_no_national_id(kind: str) -> None:
         "E12345678",
         "node-32988864X",
         "S5339284Z",
+        "1.38435736E+12",
     ],
 )
 def test_without_its_words_or_rules_it_is_no_national_id(text: str) -> None:
@@ -161,7 +162,14 @@ def test_words_make_other_numbers_phone_numbers(text: str, number: str) -> None:
         *("the number of people is 12345-67890", "mobility index 12345678"),
         *("the number of birds is 1200-1000 = 200", "number 23786 - 17509 = 6277"),
         *("Order 415-555-0132", "注文番号090-1234-5678", "Part number 555-123-4567"),
-        *("01 02 03 04 05", "x+4917112345678", "3 +4917112345678", "+999 123 456 789"),
+        *(
+            "01 02 03 04 05",
+            "x+4917112345678",
+            "3 +4917112345678",
+            "+999 123 456 789",
+            "0.0260109244",
+            "+35236450.6",
+        ),
         *("$415-555-0132", "2023-11-14 22:13:20", "90210-1234", "12 345 678"),
         *("550e8400-e29b-41d4-a716-446655440000", "40.712776, -74.005974"),
     ],

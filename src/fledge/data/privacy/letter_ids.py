@@ -103,7 +103,9 @@ CODES = (
 _COMPILED = tuple((code, re.compile(rf"(?:{code.pattern})(?![A-Za-z0-9])")) for code in CODES)
 _ANY = re.compile(rf"(?:{'|'.join(code.pattern for code in CODES)})(?![A-Za-z0-9_])")
 # Where a code may begin: cheap, as most texts have no such place.
-_PLACE = re.compile(r"[A-Z0-9](?<![A-Za-z0-9].)(?<![A-Za-z0-9][-_/].)(?=[A-Z0-9 .+\-]{5})")
+_PLACE = re.compile(
+    r"[A-Z0-9](?<![A-Za-z0-9].)(?<![A-Za-z0-9][-_/].)(?<![0-9][.,].)(?=[A-Z0-9 .+\-]{5})"
+)
 
 
 def find_letter_ids(text: str) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Addresses in networks: IP addresses that reach somebody, and MAC addresses.
 
-Only addresses of the public internet count. Private, loopback, link-local and documentation ranges
-name nobody; neither do the well-known public resolvers. Four numbers with dots are as often a
-version or a section, so small ones need words beside them.
+Only addresses of the public internet count, not whole networks (`/24`). Private, loopback,
+link-local and documentation ranges name nobody; neither do the well-known public resolvers. Four
+numbers with dots are as often a version or a section, so small ones need words beside them.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ from fledge.data.privacy.words import Around, Words
 _V4 = re.compile(
     r"[0-9](?<![A-Za-z0-9_].)(?<![0-9][.,].)(?<![A-Za-z0-9][-/=~^].)"
     r"[0-9]{0,2}(?:\.[0-9]{1,3}){3}"
-    r"(?![A-Za-z0-9_]|\.[0-9A-Za-z]|-[A-Za-z])"
+    r"(?![A-Za-z0-9_]|\.[0-9A-Za-z]|-[A-Za-z]|/(?:[12]?[0-9]|3[01])(?![0-9]))"
 )
 _V6 = re.compile(r"[23](?<![0-9A-Za-z:.].)[0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,35}(?![0-9A-Za-z:])")
 _MAC = re.compile(
@@ -31,7 +31,7 @@ _VERSION_WORDS = Words(
     "update|chrome|firefox|kapitel|abschnitt|versión|versão|versione|版本|バージョン|버전|версия|"
     "संस्करण"
 )
-_SMALL = 40
+_SMALL = 50
 _LOOK_BACK = 24
 _PUBLIC_RESOLVERS = frozenset(
     ("8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "208.67.222.222", "208.67.220.220")

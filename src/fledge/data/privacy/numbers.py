@@ -1,5 +1,6 @@
 """Identifiers made of digits alone, by the rules of each type."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ for _rule in _RULES:
             _BY_LENGTH[_length].append(_rule)
 _NAMED = [(rule, rule.words) for rule in _RULES if rule.words is not None]
 _NAMED_WORDS = WordIndex([words for _, words in _NAMED])
+_DECIMAL = re.compile(r"[0-9]+\.[0-9]+")
 _LENGTHS = frozenset(length for rule in _RULES for length in rule.lengths)
 
 
@@ -34,7 +36,7 @@ def find_numbers(text: str) -> Iterator[Finding]:
             # Words beside a window are beside its run: few runs have any, and one look tells which.
             run = window.run
             named = [_NAMED[i] for i in Around(text, *run).entries_said(_NAMED_WORDS)]
-        if _is_behind_plus(text, window.start) and is_international(window.digits):
+        if _is_behind_plus(text, window) and is_international(window.digits):
             yield Finding("phone", window.start - 1, window.end, 0.9)
         for rule in _rules_that_fit(text, window, named):
             yield Finding(rule.type, window.start, window.end, rule.score)
@@ -63,9 +65,10 @@ def _rules_that_fit(
                 yield rule
 
 
-def _is_behind_plus(text: str, start: int) -> bool:
-    """A plus that is not a sign between two terms: `x+49`, `3 +49`."""
-    if start == 0 or text[start - 1] != "+":
+def _is_behind_plus(text: str, window: Window) -> bool:
+    """A plus that is not the sign of a number or between two: `+3.14`, `x+49`, `3 +49`."""
+    start = window.start
+    if start == 0 or text[start - 1] != "+" or _DECIMAL.fullmatch(window.shape):
         return False
     before = text[max(0, start - 3) : start - 1]
     is_glued = before[-1:].isascii() and before[-1:].isalnum()

@@ -82,7 +82,9 @@ def _is_french(window: Window) -> bool:
 
 
 def _is_dialled_abroad(window: Window) -> bool:
-    return window.digits.startswith("00") and is_international(window.digits[2:])
+    """In groups, the first of which has both zeros: no decimal number, no bare one."""
+    is_grouped = not window.shape.isdigit() and not window.shape.startswith("1.")
+    return is_grouped and window.digits[:2] == "00" and is_international(window.digits[2:])
 
 
 def _is_grouped(window: Window) -> bool:
@@ -184,7 +186,7 @@ PHONE_RULES = (
     NumberRule(
         type="phone",
         kind="dialled abroad",
-        check=lambda window: _is_dialled_abroad(window) and not window.shape.isdigit(),
+        check=_is_dialled_abroad,
         score=0.8,
         lengths=tuple(range(10, 18)),
     ),
