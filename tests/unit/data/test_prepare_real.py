@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fledge.contracts.data_settings import SourceSettings
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.recipe import load_recipe
@@ -25,14 +23,13 @@ def blended(shared_data: Path, bench_data: Path, tmp_path_factory: pytest.TempPa
     """What the recipe makes, its paths followed to wherever the files are, and a leak added."""
     recipe = load_recipe(RECIPE)
     assert recipe.prepare is not None
-    base = tmp_path_factory.mktemp("real")
     (base / "shared").mkdir()
     (base / "shared" / "data").symlink_to(shared_data.resolve())
     (base / "project" / "recipes").mkdir(parents=True)
     (base / "leaked.txt").write_text(
         "".join(
             " ".join(f"Please: {prompt} Thanks, {number}.".split()) + "\n"
-            for number, prompt in enumerate(benchmark_prompts(bench_data))
+            for number, prompt in enumerate(benchmark_prompts(shared_data / "bench"))
             if number % 4 == 0
         ),
         encoding="utf-8",
@@ -49,7 +46,16 @@ def blended(shared_data: Path, bench_data: Path, tmp_path_factory: pytest.TempPa
     return base / "out"
 
 
-def test_every_file_is_blended_and_counts_add_up(blended: Path, train_data: Path) -> None:
+def test_the_recipe_of_the_real_files(shared_data: Path, tmp_path: Path) -> None:
+    """One test, since the blend takes seconds and is looked at from three sides."""
+    blended = blend(shared_data, tmp_path)
+    check_counts(blended, shared_data / "train")
+    check_card(blended)
+    check_benchmarks(blended, shared_data / "bench")
+
+
+def check_counts(blended: Path, train_data: Path) -> None:
+    """Every file is blended, and the counts add up."""
     card = read_card(blended)
     entries = {entry["name"]: entry for entry in card["sources"] if entry["name"] != "leaked"}
     assert {name: entry["rows"]["read"] for name, entry in entries.items()} == ROWS_READ
@@ -60,7 +66,8 @@ def test_every_file_is_blended_and_counts_add_up(blended: Path, train_data: Path
     assert set(card["licences"]) == {"MIT", "Apache-2.0", "CC-BY-4.0"}
 
 
-def test_the_card_describes_what_is_there(blended: Path) -> None:
+def check_card(blended: Path) -> None:
+    """The card describes what is there."""
     output = read_card(blended)["output"]
     assert output["languages"]["en"] > 9_500
     assert 150 < output["languages"]["zh"] < 300
@@ -100,8 +107,8 @@ def find_prompts(prompts: list[str], texts: list[str]) -> list[str]:
     return [prompt for prompt in prompts if is_there(prompt)]
 
 
-def test_no_row_contains_a_benchmark_prompt(blended: Path, bench_data: Path) -> None:
-    """Though one source consists of them: `leaked` has a quarter of the prompts."""
+def check_benchmarks(blended: Path, bench_data: Path) -> None:
+    """No row contains a benchmark prompt, though the source `leaked` has a quarter of them."""
     prompts = [plain(prompt) for prompt in benchmark_prompts(bench_data)]
     assert len(prompts) > 2000
     texts = [
