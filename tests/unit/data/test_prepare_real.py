@@ -18,8 +18,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "smollm2-chat.toml"
 ROWS_READ = {"gsm8k": 7473, "glaive-tools": 600, "bfcl": 1058, "self-instruct": 427, "mbpp": 974}
 
 
-@pytest.fixture(scope="module")
-def blended(shared_data: Path, bench_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blend(shared_data: Path, base: Path) -> Path:
     """What the recipe makes, its paths followed to wherever the files are, and a leak added."""
     recipe = load_recipe(RECIPE)
     assert recipe.prepare is not None
