@@ -15,7 +15,7 @@ ENDLESS = ("--prompt", "Go on", "--max-tokens", "900000")
 
 
 def start(command: list[str], **options: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def is_about_loading(line: str) -> bool:

@@ -133,7 +133,7 @@ def p_value(expected: dict[Outcome, float], seen: Counter[Outcome], length: int)
     want: Counter[Outcome] = Counter()
     have: Counter[Outcome] = Counter()
     for outcome, probability in expected.items():
-        want[outcome[:length]] += probability * total  # type: ignore[assignment]
+        want[outcome[:length]] += probability * total
     for outcome, count in seen.items():
         have[outcome[:length]] += count
     if any(want[outcome] == 0 for outcome in have):
@@ -165,7 +165,7 @@ def _is_caught(model: Any, rule: str, mix: str = DEFAULT_MIX) -> bool:
 
 @pytest.fixture
 def mutate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str, Any], None]]:
-    return monkeypatch.setattr  # type: ignore[return-value]
+    return monkeypatch.setattr
 
 
 def test_catches_noise_reused_between_positions(model: Any, mutate: Any) -> None:

@@ -80,7 +80,7 @@ def test_numbers_are_wanted(name: str) -> None:
 def test_a_bare_stop_text_is_refused() -> None:
     """It would be read as one stop text for each letter."""
     with pytest.raises(ConfigError, match="stop is the text 'abc'; it must be a tuple of texts"):
-        SamplingParams(stop="abc")  # type: ignore[arg-type]
+        SamplingParams(stop="abc")
 
 
 def test_stop_token_ids_are_whole_numbers() -> None:

@@ -75,7 +75,7 @@ def die_at_flush(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         flush(handle)
 
-    cache_publish.os.fsync = fsync  # type: ignore[attr-defined]
+    cache_publish.os.fsync = fsync
 
 
 def was_killed(child: int) -> bool:

@@ -112,7 +112,7 @@ def scrub(*texts: str, **settings: object) -> list[str]:
     messages = tuple({"role": "user", "content": text} for text in texts)
     origin = Origin(source="s", licence="MIT", file="f", row=1)
     given = Conversation(id="s/1", messages=messages, origin=origin)
-    scrubber = Scrubber(PrivacySettings(names=True, **settings), EveryCapital())  # type: ignore[arg-type]
+    scrubber = Scrubber(PrivacySettings(names=True, **settings), EveryCapital())
     result = scrubber.scrub(given).conversation
     return [message["content"] for message in result.messages] if result else []
 

@@ -78,7 +78,7 @@ def reciter_engine(
     accuracy: float | None = None, script: Many[int] = SCRIPT, depth: int = 5
 ) -> Engine:
     guesses = None if accuracy is None else drafter(accuracy, script, depth)
-    return Engine(Reciter(script), drafter=guesses)  # type: ignore[arg-type]
+    return Engine(Reciter(script), drafter=guesses)
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_an_abandoned_stream_frees_its_blocks() -> None:
     assert isinstance(first, Chunk)
     assert engine.has_work
     assert engine.stats.cache_usage > 0
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert_idle(engine)
     assert engine.generate([PROMPT], SamplingParams(max_tokens=3))[0].text == "One"
 
@@ -289,11 +289,11 @@ def test_a_failing_draft_frees_everything() -> None:
     def fail(sequences: Any, plan: Any) -> Any:
         raise KeyboardInterrupt
 
-    engine._drafter.draft = fail  # type: ignore[method-assign]
+    engine._drafter.draft = fail
     with pytest.raises(KeyboardInterrupt):
         engine.generate([PROMPT, PROMPT], SamplingParams(max_tokens=9))
     assert_idle(engine)
-    engine._drafter.draft = real  # type: ignore[method-assign]
+    engine._drafter.draft = real
     assert engine.generate([PROMPT], SamplingParams(max_tokens=3))[0].text == "One"
 
 
@@ -303,7 +303,7 @@ def test_a_failing_pass_frees_everything() -> None:
     def fail(plan: Any, trees: Any) -> Any:
         raise MemoryError
 
-    engine._verifier.run = fail  # type: ignore[method-assign]
+    engine._verifier.run = fail
     with pytest.raises(MemoryError):
         engine.generate([PROMPT] * 3, SamplingParams(max_tokens=9))
     assert_idle(engine)
@@ -312,7 +312,7 @@ def test_a_failing_pass_frees_everything() -> None:
 def test_requests_wait_for_their_turn() -> None:
     """One at a time, and no prefill pass larger than asked, yet every answer is there in order."""
     settings = EngineSettings(max_requests=2, max_pass_tokens=2)
-    engine = Engine(Reciter(), settings=settings)  # type: ignore[arg-type]
+    engine = Engine(Reciter(), settings=settings)
     params = [SamplingParams(max_tokens=1 + i) for i in range(6)]
     completions = engine.generate([PROMPT] * 6, params)
     assert [completion.stats.num_tokens for completion in completions] == [1, 2, 3, 4, 5, 6]

@@ -81,7 +81,7 @@ def test_drafts_beyond_the_context_of_learned_positions() -> None:
 @pytest.mark.parametrize("prompts", ["hello", [3, 4, 5]])
 def test_one_prompt_where_a_list_is_wanted(target: Target, prompts: object) -> None:
     with pytest.raises(RequestError, match="takes a list of prompts, and this is one prompt"):
-        Engine(target).generate(prompts)  # type: ignore[arg-type]
+        Engine(target).generate(prompts)
 
 
 @pytest.mark.parametrize("has_head", [False, True])

@@ -58,7 +58,7 @@ def walk_together(
     first_rows = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
     # Padding has no logits of its own: its rows belong to others or to nobody.
     rows_BN = (first_rows[:, None] + torch.arange(max(sizes))).clamp(max=sum(sizes) - 1)
-    return rule(  # type: ignore[operator]
+    return rule(
         torch.cat(logits),
         rows_BN,
         batched(trees),

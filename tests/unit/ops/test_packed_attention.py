@@ -100,7 +100,7 @@ def check(
     keys = torch.randn(num_keys, num_heads // group, HEAD_DIM, generator=generator)
     # Values of another size than keys, as in multi-head latent attention.
     values = torch.randn(num_keys, num_heads // group, HEAD_DIM - 2, generator=generator)
-    spec = AttentionSpec(scale=0.4, **options)  # type: ignore[arg-type]
+    spec = AttentionSpec(scale=0.4, **options)
     expected = dense(query, keys, values, sees, spec)
     for attend in (attend_plain, attend_fast):
         got = attend(query, keys, values, segment, spec)
