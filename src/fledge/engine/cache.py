@@ -41,7 +41,7 @@ class PagedCache:
         """`max_tokens` is the longest a request may become, room for its drafts included."""
         self.block_size = block_size
         self._num_blocks_of = dict(num_blocks)
-        self._shares_prefixes = shares_prefixes
+        self.shares_prefixes = shares_prefixes
         self._head_window = head_window
         num_slots = {window: count * block_size for window, count in num_blocks.items()}
         self.target_memory = KVGroups({window: num_slots[window] for window in target_windows})
@@ -127,7 +127,7 @@ class PagedCache:
     def has_room(self, seq: Sequence, num_tokens: int, spare_blocks: int = 0) -> bool:
         """Whether a request could grow to this many tokens, with some blocks left for others."""
         for window, pool in self._pools.items():
-            needed = self._num_blocks(num_tokens) - len(seq.blocks[window])
+            needed = self._num_blocks(num_tokens) - len(seq.blocks.get(window, ()))
             if window is not None:
                 # However long it becomes, a window lets go of old blocks on the way.
                 needed = min(needed, self._num_blocks(window) + 2)
@@ -142,7 +142,7 @@ class PagedCache:
         """Give a request a row of the tables, and what is kept of its tokens."""
         seq.row = self._free_rows.pop()
         seq.blocks = {window: [] for window in self._pools}
-        if self._shares_prefixes:
+        if self.shares_prefixes:
             self._reuse(seq)
         seq.num_reused = seq.kv_len
 
@@ -213,6 +213,17 @@ class PagedCache:
             self._write_table(seq, first)
         return True
 
+    def trim(self, seq: Sequence, num_tokens: int) -> bool:
+        """Give back the blocks behind numbers below `num_tokens`; whether there were any."""
+        needed = self._num_blocks(num_tokens)
+        behind = {window: blocks[needed:] for window, blocks in seq.blocks.items()}
+        for window, blocks in behind.items():
+            for block in blocks:
+                self._pools[window].give_back(block)
+            del seq.blocks[window][needed:]
+            self._tables[window][seq.row, needed:] = NOT_THERE
+        return any(behind.values())
+
     def _write_table(self, seq: Sequence, first: int) -> None:
         for window, blocks in seq.blocks.items():
             row = torch.tensor(blocks[first:], dtype=torch.long, device=self._device)
@@ -234,12 +245,12 @@ class PagedCache:
 
     def publish(self, seq: Sequence) -> None:
         """Make the whole blocks a request has filled known to later requests."""
-        if self._shares_prefixes:
+        if self.shares_prefixes:
             self._known.publish(seq)
 
     def release(self, seq: Sequence, *, keep: bool = True) -> None:
         """Take everything back; `keep` leaves what was computed for later requests."""
-        if keep and self._shares_prefixes:
+        if keep and self.shares_prefixes:
             self._known.publish_all(seq)
         elif not keep:
             self._known.forget(seq)

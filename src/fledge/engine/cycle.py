@@ -88,8 +88,10 @@ class Cycle:
 
     def _settle(self, plan: StepPlan) -> None:
         """Make what was computed known, let go of what windows left behind and of what ended."""
-        read = [seq for seq, _ in [*plan.finishing, *plan.reading]]
-        for seq in [*plan.drafting, *plan.plain, *read]:
+        said = [*plan.drafting, *plan.plain, *(seq for seq, _ in plan.finishing)]
+        for seq in said:
+            self._scheduler.bill(seq, seq.len)
+        for seq in [*said, *(seq for seq, _ in plan.reading)]:
             if seq.has_ended:
                 self.stats.count_ended(seq)
                 self._scheduler.finish(seq, keep=seq.error is None)

@@ -185,6 +185,7 @@ class Engine:
         """Take a running request's memory, as if it had run out; it goes on later."""
         if seq.row >= 0:
             self._scheduler.preempt(seq)
+            self._verifier.forget_sampling()
 
     @property
     def has_work(self) -> bool:
@@ -220,13 +221,12 @@ class Engine:
 
         A truthful answer can only be had by asking again.
         """
-        for seq in self._scheduler.running:
+        for seq in self._scheduler.drop_running():
             if not seq.is_finished:
                 seq.error = RequestError(
                     "the request was dropped: a pass that served it together with others failed "
                     f"or was interrupted ({type(error).__name__}). Ask again."
                 )
-            seq.leave_cache()
-        self._scheduler.running.clear()
+            self._cycle.stats.count_ended(seq)
         self._cache.reset()
         self._verifier.forget_sampling()

@@ -82,11 +82,21 @@ class Scheduler:
 
     def finish(self, seq: Sequence, *, keep: bool = True) -> None:
         """A running request has ended; `keep` leaves its cache entries for others."""
-        self.running.remove(seq)
         self._cache.release(seq, keep=keep)
+        self.running.remove(seq)
 
-    def charge(self, seq: Sequence, num_tokens: int) -> None:
-        self._queue.charge(seq.client, num_tokens)
+    def drop_running(self) -> list[Sequence]:
+        """A cycle was cut short: whoever held memory has none any more."""
+        dropped, self.running = self.running, []
+        # One that was being admitted is still in the queue, and waits on.
+        for seq in [*dropped, *(seq for seq in self._queue if seq.row >= 0)]:
+            seq.leave_cache()
+        return dropped
+
+    def bill(self, seq: Sequence, num_tokens: int) -> None:
+        """Charge a client for tokens read or said, each of them once."""
+        self._queue.charge(seq.client, max(0, num_tokens - seq.num_billed))
+        seq.num_billed = max(num_tokens, seq.num_billed)
 
     def plan(self, *, num_scratch: int, num_drafts: int) -> StepPlan:
         """Choose the next pass and reserve its memory.
@@ -94,30 +104,59 @@ class Scheduler:
         `num_scratch` is what a request needs behind its newest token to be drafted for, 0 when
         nothing is; `num_drafts` is how many drafts the pass is likely to hold.
         """
+        self._make_way()
         plan = StepPlan()
         self.running.sort(key=importance, reverse=True)
         decoding = [seq for seq in self.running if seq.is_decoding]
-        decoding = [seq for seq in decoding if self._keep_room(seq)]
-        for seq in decoding:
-            may_draft = num_scratch and not seq.is_suspect
-            has_room = may_draft and self._cache.reserve(seq, seq.len + num_scratch)
-            (plan.drafting if has_room else plan.plain).append(seq)
-        left = max(1, self._max_tokens - len(decoding) - num_drafts)
+        plan.plain = [seq for seq in decoding if self._keep_room(seq)]
+        left = max(1, self._max_tokens - plan.num_decoding - num_drafts)
         left = self._continue_reading(plan, left)
+        if num_scratch:
+            self._grant_drafts(plan, num_scratch)
         self._admit(plan, left)
         return plan
+
+    def _make_way(self) -> None:
+        """A waiting request takes the row and the memory of running ones of lower priority."""
+        seq = self._queue.peek()
+        while (
+            seq is not None
+            and self.running
+            and not (self._cache.num_free_rows and self._has_room(seq))
+        ):
+            victim = min(self.running, key=importance)
+            if victim.priority >= seq.priority:
+                return
+            self.preempt(victim)
+
+    def _has_room(self, seq: Sequence) -> bool:
+        """Whether a waiting request can start, with some memory left for those that run."""
+        num_running = len(self.running)
+        return not num_running or self._cache.has_room(seq, seq.len + 1, num_running)
 
     def _keep_room(self, seq: Sequence) -> bool:
         """Room for a decoding request's newest token, taken from less important ones if need be."""
         # One that was preempted for a more important request has no row any more.
         while seq.row >= 0 and not self._cache.reserve(seq, seq.len):
-            self.preempt(min(self.running, key=importance))
+            if not self._take_back_drafts():
+                self.preempt(min(self.running, key=importance))
         return seq.row >= 0
+
+    def _take_back_drafts(self) -> bool:
+        """Free the blocks that drafts had in earlier passes; whether there were any."""
+        decoding = [seq for seq in self.running if seq.is_decoding]
+        return sum(self._cache.trim(seq, seq.len) for seq in decoding) > 0
+
+    def _grant_drafts(self, plan: StepPlan, num_scratch: int) -> None:
+        decoding, plan.plain = plan.plain, []
+        for seq in decoding:
+            can_draft = not seq.is_suspect and self._cache.reserve(seq, seq.len + num_scratch)
+            (plan.drafting if can_draft else plan.plain).append(seq)
 
     def preempt(self, seq: Sequence) -> None:
         """Take a request's memory; it waits at the front and reads its tokens again."""
-        self.running.remove(seq)
         self._cache.release(seq)
+        self.running.remove(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self._queue.push(seq, front=True)
@@ -129,6 +168,8 @@ class Scheduler:
                 break
             chunk = min(seq.num_unread, left, self._cache.max_chunk)
             while not (fits := self._cache.reserve(seq, seq.kv_len + chunk)):
+                if self._take_back_drafts():
+                    continue
                 victim = min(self.running, key=importance)
                 if victim is seq or plan.holds(victim):
                     break  # it waits for others to end; alone it always fits
@@ -141,19 +182,17 @@ class Scheduler:
     def _read(self, plan: StepPlan, seq: Sequence, chunk: int) -> None:
         is_last = chunk == seq.num_unread
         (plan.finishing if is_last else plan.reading).append((seq, chunk))
-        self.charge(seq, chunk)
+        self.bill(seq, seq.kv_len + chunk)
 
     def _admit(self, plan: StepPlan, left: int) -> None:
         """Start waiting requests while rows, memory and the pass have room for them."""
         while left > 0 and (seq := self._queue.peek()) is not None:
-            if not self._has_row_for(seq, plan):
+            if not self._cache.num_free_rows:
                 return
             self._cache.start(seq)
             chunk = min(seq.num_unread, left, self._cache.max_chunk)
-            is_alone = not self.running
-            fits = is_alone or self._cache.has_room(seq, seq.len + 1, len(self.running))
             if (
-                not fits
+                not self._has_room(seq)
                 or self._is_being_read(seq)
                 or not self._cache.reserve(seq, seq.kv_len + chunk)
             ):
@@ -161,25 +200,16 @@ class Scheduler:
                 return
             self._queue.pop()
             seq.is_waiting = False
+            seq.num_billed = max(seq.num_billed, seq.kv_len)  # what was kept costs nothing
             seq.start()
             self.running.append(seq)
             self._read(plan, seq, chunk)
             left -= chunk
 
-    def _has_row_for(self, seq: Sequence, plan: StepPlan) -> bool:
-        """A free row, or that of a request of lower priority that is not in this pass yet."""
-        if self._cache.num_free_rows:
-            return True
-        victim = min(self.running, key=importance)
-        if victim.priority >= seq.priority or plan.holds(victim):
-            return False
-        self.preempt(victim)
-        return True
-
     def _is_being_read(self, seq: Sequence) -> bool:
         """Another request is reading the same beginning: waiting a pass saves reading it twice."""
         stop = seq.kv_len + self._cache.block_size
-        if seq.len <= stop:
+        if seq.len <= stop or not self._cache.shares_prefixes:
             return False
         return any(
             not one.is_decoding

@@ -60,6 +60,9 @@ class Sequence:
         """Its last drafts had no numbers for logits: the next cycle does without."""
 
         self.cycles = self.num_preemptions = self.num_prompt_reused = 0
+        self.num_billed = 0
+        """Tokens, from the first on, that its client was charged for."""
+
         self.offered_at: list[int] = []
         """Cycles that had a draft at depth 1, 2, ... below what was accepted before it."""
 
