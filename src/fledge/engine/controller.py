@@ -30,15 +30,13 @@ __all__ = [
     "Load",
 ]
 
-_CLEARLY_BETTER = 1.02
-_RELUCTANCE = (0.01, 0.1)
+_CLEARLY_BETTER = 1.005
+_RELUCTANCE = (0.025, 0.1)
 """Added to that before drafting begins, and what it grows to after many returns to plain decoding:
 the best of many estimates is likely one that is too good."""
 _RELUCTANCE_CYCLES = 1024
-_CYCLES_PER_COMPARISON = 8
+_CYCLES_PER_COMPARISON = 12
 _CYCLES_PER_MEASUREMENT = 4
-_FEW_REQUESTS = 4
-"""Up to so many, every cycle's candidates are measured: one cycle says little."""
 _COLD_CYCLES = 16
 _CATCH_UP_CYCLES = 256
 """Cycles over which drafting again has to earn what catching up costs."""
@@ -75,7 +73,7 @@ class AdaptiveController:
         self._model = AcceptanceModel(tree)
         self._costs = CycleCosts(times)
         self._planner = Planner(tree, self._model, self._costs, max_pass_tokens)
-        self._prober = Prober(tree, self._model, self._planner)
+        self._prober = Prober(tree, self._model, self._costs, self._planner)
         self._guard = PlainGuard()
         self._tokens = _Throughput()
         self._choices: dict[tuple[int, int, int], _Choice] = {}
@@ -98,8 +96,9 @@ class AdaptiveController:
         if plan.is_plain:
             return plan
         self._num_drafted += 1
-        is_turn = self._num_drafted % _CYCLES_PER_MEASUREMENT == 1
-        return replace(plan, is_measured=is_turn or load.num_requests <= _FEW_REQUESTS)
+        is_cold = self._num_drafted <= _COLD_CYCLES
+        is_measured = is_cold or self._num_drafted % _CYCLES_PER_MEASUREMENT == 0
+        return replace(plan, is_measured=is_measured)
 
     def observe(self, report: CycleReport) -> None:
         self._num_reports += 1

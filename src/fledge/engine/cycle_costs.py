@@ -33,6 +33,10 @@ class CycleCosts:
         num_tokens = load.num_requests + load.num_other_tokens
         return self._times.target_s(num_tokens, load.context_tokens) + self.other_s(False)
 
+    def num_plain_seen(self, load: Load) -> float:
+        """How many passes of about the size of a plain one have been seen."""
+        return self._times.target.num_seen(load.num_requests + load.num_other_tokens)
+
     def drafting_s(self, load: Load, plan: DraftPlan, num_extended: float) -> float:
         """A cycle with drafts whose head first reads so many tokens."""
         num_tokens = load.num_requests + load.num_other_tokens + plan.nodes

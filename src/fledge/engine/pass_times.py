@@ -20,13 +20,16 @@ from fledge.engine.monotone import rising
 
 Array = NDArray[np.float64]
 
-_LARGEST_SURPRISE = 0.3
-"""What one pass may claim to deviate, as a logarithm: a stutter is not a trend."""
+_FIRST_SPREAD = 0.1
+_SMALLEST_SPREAD = 0.01
+_SPREAD_RATE = 0.1
+_BELIEVED = 3.0
+"""Usual deviations that one pass may claim at most: a stutter is not a trend."""
 _COMMON_RATE = 0.05
 _LOCAL_RATE = 0.2
 _FIRST_RATE = 0.8
 """How far the first passes of a size move it: what is measured at the start may be far off."""
-_NUDGES_PER_FADING = 64
+_NUDGES_PER_FADING = 256
 _FADING = 1 / 16
 
 
@@ -39,6 +42,7 @@ class PassCurve:
         self._local = [0.0] * len(tokens)
         self._num_seen = [0.0] * len(tokens)
         self._common: float = 1.0
+        self._spread = _FIRST_SPREAD
         self._num_nudges = 0
         self._seconds: list[float] = list(self._measured)
         """Measured and corrected for its own size, not yet for what is common to all."""
@@ -71,7 +75,12 @@ class PassCurve:
 
     def nudge(self, num_tokens: float, surprise: float, weight: float = 1.0) -> None:
         """Time around this size was off by a factor, given as a logarithm."""
-        step = weight * min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        largest = _BELIEVED * self._spread
+        step = weight * min(max(surprise, -largest), largest)
+        # A change that stays widens what is believed within a few passes.
+        deviation = min(abs(surprise), _BELIEVED * largest)
+        self._spread += _SPREAD_RATE * weight * (deviation - self._spread)
+        self._spread = max(self._spread, _SMALLEST_SPREAD)
         self._common *= math.exp(_COMMON_RATE * step)
         for place, nearness in self._nearness(num_tokens):
             rate = max(_LOCAL_RATE, _FIRST_RATE / (1.0 + self._num_seen[place]))
@@ -82,6 +91,10 @@ class PassCurve:
             for place, local in enumerate(self._local):
                 self._move(place, local * (1.0 - _FADING))
         self._slope = self._steepness()
+
+    def num_seen(self, num_tokens: float) -> float:
+        """How many real passes of about this size have been taken in."""
+        return sum(share * self._num_seen[place] for place, share in self._nearness(num_tokens))
 
     def to_json(self) -> dict[str, list[float]]:
         """What was measured; corrections belong to the day they were made."""

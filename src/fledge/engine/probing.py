@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
+from fledge.engine.cycle_costs import CycleCosts
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.outlook import Outlook, Planner
 
@@ -28,6 +29,8 @@ _FIRST_CYCLES = 1.0
 """Saved at the start, in plain cycles: the first probe tells more than any later one."""
 _FEWEST = 1 / 16
 """Of the requests, how many a probe should ask for."""
+_WELL_KNOWN = 4.0
+"""Real passes of the plain size before plain decoding is taken as known."""
 _SURELY_BETTER = 2.0
 """Drafting that is expected to gain so much is not compared with plain decoding."""
 
@@ -35,9 +38,12 @@ _SURELY_BETTER = 2.0
 class Prober:
     """Decides when to probe and with what plan."""
 
-    def __init__(self, tree: TreeSettings, model: AcceptanceModel, planner: Planner) -> None:
+    def __init__(
+        self, tree: TreeSettings, model: AcceptanceModel, costs: CycleCosts, planner: Planner
+    ) -> None:
         self._tree = tree
         self._model = model
+        self._costs = costs
         self._planner = planner
         self._saved_s: float | None = None
         self._cycle_s = 0.0
@@ -86,8 +92,7 @@ class Prober:
                 self._is_out = True
                 self.num_probes += 1
                 return probe
-        # Look again soon, but not in every cycle.
-        self._last_probe = self._num_cycles - _MIN_INTERVAL // 2
+        self._last_probe = self._num_cycles  # look again, but not in every cycle
         return None
 
     def _drafting(self, best: DraftPlan, load: Load) -> Iterator[DraftPlan]:
@@ -115,7 +120,8 @@ class Prober:
     def _other(self, plan: DraftPlan, load: Load, is_plain_near: bool) -> Iterator[DraftPlan]:
         """From drafting: no drafts, the largest tree, more nodes, or the next larger tree."""
         turn = self.num_probes % 4
-        if is_plain_near and turn == 3:
+        is_plain_known = self._costs.num_plain_seen(load) >= _WELL_KNOWN
+        if is_plain_near and (turn == 3 or not is_plain_known):
             yield DraftPlan(0, 0, 0, is_probe=True)
         widths = self._model.widths
         next_depth = min(plan.depth + 1, self._tree.depth)
