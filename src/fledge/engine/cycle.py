@@ -53,6 +53,8 @@ class Cycle:
         planned = time.perf_counter()
         draft_plan = self._fit(self._plan, plan)
         trees = None if draft_plan.is_plain else self._drafter.draft(plan.drafting, draft_plan)
+        if trees is not None:
+            draft_plan = replace(draft_plan, nodes=trees.num_drafts)
         drafted = time.perf_counter()
         result = self._verifier.run(plan, trees)
         verified = time.perf_counter()

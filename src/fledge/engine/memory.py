@@ -44,7 +44,7 @@ def plan_blocks(
         blocks = _blocks_for(middle, bytes_per_slot, settings)
         needed = sum(count * size * bytes_per_slot[window] for window, count in blocks.items())
         low, high = (middle, high) if needed <= budget else (low, middle - 1)
-    if low < 2:
+    if low < min(2, most):
         raise CapacityError(
             f"{device} has {format_bytes(budget)} for cache memory, and one block of {size} tokens "
             f"takes {format_bytes(size * sum(bytes_per_slot.values()))}; free some memory, or use "
