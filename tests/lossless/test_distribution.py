@@ -182,6 +182,7 @@ def test_catches_unprocessed_probabilities_at_the_bonus_token(model: Any, mutate
         batch: Any,
         position_B: Tensor,
         rules: None,
+        max_depth: int | None,
     ) -> accept.Walk:
         walk = accept.walk_gumbel(logits_RV, rows_BN, tree, batch, position_B)
         last_B1 = walk.lengths_B[:, None] - 1
