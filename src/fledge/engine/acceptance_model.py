@@ -113,7 +113,7 @@ class AcceptanceModel:
         seen = (slice(depth), slice(num_presets))
         age_DP = self._num_cycles - self._last_seen_DP[seen]
         rate_DP = 1.0 - np.exp(-age_DP / window)
-        rate_DP = np.minimum(rate_DP, num_requests / (num_requests + 8.0))
+        rate_DP = np.minimum(rate_DP, num_requests / (num_requests + 24.0))
         rate_DP = np.maximum(rate_DP, num_requests / (self._num_seen_DP[seen] + num_requests + 4.0))
         before_DPG = self._gains_DPG.copy()
         self._gains_DPG[seen] += rate_DP[..., None] * (gains_DPG - self._gains_DPG[seen])

@@ -134,9 +134,11 @@ class Prober:
         if turn == 0:
             shapes.insert(0, (self._tree.depth, widths[-1], plan.nodes))
         if turn == 2:
-            # Times of larger passes would otherwise be believed, wrong or not, and never seen.
+            # Times of other sizes would be believed, wrong or not, if no pass had them.
             more = min(2 * plan.nodes, self._planner.max_nodes(load))
-            shapes.insert(0, (next_depth, next_width, more))
+            fewer = max(1, plan.nodes // 2)
+            is_more = self.num_probes % 8 == 2
+            shapes.insert(0, (next_depth, next_width, more if is_more else fewer))
         for depth, width, nodes in shapes:
             if (depth, width, nodes) != (plan.depth, plan.width, plan.nodes):
                 yield DraftPlan(depth, width, nodes, is_measured=True, is_probe=True)
