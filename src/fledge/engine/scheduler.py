@@ -163,32 +163,39 @@ class Scheduler:
         seq.is_waiting = True
 
     def _continue_reading(self, plan: StepPlan, left: int) -> int:
+        """Go on with prompts that were begun; waiting ones of higher priority come before them."""
         for seq in [seq for seq in self.running if not seq.is_decoding]:
-            if left <= 0:
-                break
+            left = self._admit(plan, left, above=seq.priority)
+            # A more important one may have taken its row in the meantime.
+            if left <= 0 or seq.row < 0:
+                continue
             chunk = min(seq.num_unread, left, self._cache.max_chunk)
-            while not (fits := self._cache.reserve(seq, seq.kv_len + chunk)):
-                if self._take_back_drafts():
-                    continue
-                victim = min(self.running, key=importance)
-                if victim is seq or plan.holds(victim):
-                    break  # it waits for others to end; alone it always fits
-                self.preempt(victim)
-            if fits:
+            if self._find_room(plan, seq, chunk):
                 self._read(plan, seq, chunk)
                 left -= chunk
         return left
+
+    def _find_room(self, plan: StepPlan, seq: Sequence, chunk: int) -> bool:
+        """Room for a part of a prompt, taken from less important requests that are not served."""
+        while not self._cache.reserve(seq, seq.kv_len + chunk):
+            if self._take_back_drafts():
+                continue
+            victim = min(self.running, key=importance)
+            if victim is seq or plan.holds(victim):
+                return False  # it waits for others to end; alone it always fits
+            self.preempt(victim)
+        return True
 
     def _read(self, plan: StepPlan, seq: Sequence, chunk: int) -> None:
         is_last = chunk == seq.num_unread
         (plan.finishing if is_last else plan.reading).append((seq, chunk))
         self.bill(seq, seq.kv_len + chunk)
 
-    def _admit(self, plan: StepPlan, left: int) -> None:
+    def _admit(self, plan: StepPlan, left: int, above: int | None = None) -> int:
         """Start waiting requests while rows, memory and the pass have room for them."""
-        while left > 0 and (seq := self._queue.peek()) is not None:
-            if not self._cache.num_free_rows:
-                return
+        while left > 0 and self._cache.num_free_rows and (seq := self._queue.peek()) is not None:
+            if above is not None and seq.priority <= above:
+                break
             self._cache.start(seq)
             chunk = min(seq.num_unread, left, self._cache.max_chunk)
             if (
@@ -197,7 +204,7 @@ class Scheduler:
                 or not self._cache.reserve(seq, seq.kv_len + chunk)
             ):
                 self._cache.release(seq)
-                return
+                break
             self._queue.pop()
             seq.is_waiting = False
             seq.num_billed = max(seq.num_billed, seq.kv_len)  # what was kept costs nothing
@@ -205,6 +212,7 @@ class Scheduler:
             self.running.append(seq)
             self._read(plan, seq, chunk)
             left -= chunk
+        return left
 
     def _is_being_read(self, seq: Sequence) -> bool:
         """Another request is reading the same beginning: waiting a pass saves reading it twice."""

@@ -127,6 +127,23 @@ def test_prompts_are_read_in_the_order_of_importance() -> None:
     check_answers([late, urgent])
 
 
+@pytest.mark.parametrize("cache_tokens", [4000, 208])
+def test_an_urgent_prompt_is_read_before_the_rest_of_a_long_one(cache_tokens: int) -> None:
+    """With little memory it also takes what the long one has read so far."""
+    engine, _ = oracle_engine(max_pass_tokens=8, cache_tokens=cache_tokens)
+    long = add(engine, prompt(200, 1), 1)
+    for _ in range(20):
+        engine.step()
+    urgent = [add(engine, prompt(20, seed), 3, priority=1) for seed in (2, 3)]
+    while not all(seq.is_finished for seq in urgent):
+        engine.step()
+        engine.check_integrity()
+    assert not long.output_ids
+    assert (long.num_preemptions > 0) == (cache_tokens == 208)
+    run(engine)
+    check_answers([long, *urgent])
+
+
 @pytest.mark.parametrize("num_copies", [2, 7])
 @pytest.mark.parametrize("max_pass_tokens", [16, 64])
 def test_the_same_prompt_at_the_same_time_is_read_once(
