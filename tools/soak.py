@@ -76,7 +76,7 @@ class Soak:
         self._open.append((self._engine.add(request, client=client, priority=priority), one))
 
     def _cancel_some(self) -> None:
-        if self._open and self._rng.random() < 0.1:
+        if self._open and self._rng.random() < 0.03:
             gone = self._rng.sample(self._open, min(len(self._open), self._rng.randrange(1, 6)))
             self._engine.abort([seq for seq, _ in gone])
             self.ended["cancelled"] += len(gone)
