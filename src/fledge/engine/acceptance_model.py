@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.draft_gains import NODE_GRID, expected_gains, width_presets
 from fledge.engine.draft_plan import CycleReport
+from fledge.engine.drift import DriftWatch
 from fledge.engine.tree_levels import TreeLevels
 
 Array = NDArray[np.float64]
@@ -28,6 +29,7 @@ _SCALE_TOKENS = 16.0
 """Accepted drafts that weigh as much as the assumption that scores are right."""
 _FORGETTING = 1 / 512
 """How fast evidence is let go while nothing is drafted, so that bad luck does not last."""
+_SEEN_AFTER_CHANGE = 4.0
 _SCALE_RANGE = (0.02, 4.0)
 _GRID_G = np.array([0.0, *NODE_GRID])
 
@@ -42,6 +44,7 @@ class AcceptanceModel:
         self._num_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._last_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._has_gains = False
+        self._drift = DriftWatch()
         self._num_cycles = 0
         self._accepted = 0.0
         self._expected = 0.0
@@ -91,17 +94,33 @@ class AcceptanceModel:
         self._num_cycles += 1
         measured_DPG = None if report.gains is None else report.gains.double().numpy()
         if measured_DPG is not None:
+            self._watch(float(measured_DPG[0, 0, -1]), num_requests)
             self._take_gains(measured_DPG, num_requests, window)
         if (expected := self._expected_of(report, measured_DPG)) is not None:
             self._accepted = kept * self._accepted + sum(report.accepted_D)
             self._expected = kept * self._expected + expected * num_requests
         self._count_depths(report, kept)
 
+    def _watch(self, best_child: float, num_requests: int) -> None:
+        """Look out for change in what every plan sees: the chance of a root's best child."""
+        if self._drift.observe(best_child, num_requests):
+            # Learn as at the start, from where things stand.
+            self._num_seen_DP = np.minimum(self._num_seen_DP, _SEEN_AFTER_CHANGE)
+            self._accepted *= 0.25
+            self._expected *= 0.25
+
+    @property
+    def is_surprised(self) -> bool:
+        """The newest measurement was unusual: another one would tell whether it will stay so."""
+        return self._drift.is_suspicious
+
     def _expected_of(self, report: CycleReport, measured_DPG: Array | None) -> float | None:
         """What the scores promised, not scaled; None while the first measurement is on its way."""
         plan, preset = report.plan, self.preset(report.plan.width)
         row_G = self._rising_DPG[plan.depth - 1, preset]
         if measured_DPG is not None:
+            # A head with a tiny vocabulary may have fewer children than the plan is wide.
+            preset = min(preset, measured_DPG.shape[1] - 1)
             row_G = np.concatenate([[0.0], measured_DPG[plan.depth - 1, preset]])
         elif self._has_gains and self._num_seen_DP[plan.depth - 1, preset] == 0:
             return None

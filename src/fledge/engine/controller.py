@@ -37,6 +37,8 @@ the best of many estimates is likely one that is too good."""
 _RELUCTANCE_CYCLES = 1024
 _CYCLES_PER_COMPARISON = 12
 _CYCLES_PER_MEASUREMENT = 4
+_FEW_REQUESTS = 4
+"""Up to so many, candidates are measured twice as often: one cycle says little."""
 _COLD_CYCLES = 16
 _CATCH_UP_CYCLES = 256
 """Cycles over which drafting again has to earn what catching up costs."""
@@ -97,8 +99,8 @@ class AdaptiveController:
             return plan
         self._num_drafted += 1
         is_cold = self._num_drafted <= _COLD_CYCLES
-        is_measured = is_cold or self._num_drafted % _CYCLES_PER_MEASUREMENT == 0
-        return replace(plan, is_measured=is_measured)
+        interval = _CYCLES_PER_MEASUREMENT // (2 if load.num_requests <= _FEW_REQUESTS else 1)
+        return replace(plan, is_measured=is_cold or self._num_drafted % interval == 0)
 
     def observe(self, report: CycleReport) -> None:
         self._num_reports += 1
@@ -109,6 +111,8 @@ class AdaptiveController:
             self._prober.pay(report, self._usual_rate(report.load))
         self._prober.save(report.cycle_s)
         self._model.observe(report)
+        if report.plan.is_probe and report.plan.is_measured and self._model.is_surprised:
+            self._prober.follow_up()
         if not (report.plan.is_plain or report.plan.is_probe):
             self._guard.observe(report, self._planner.rate(PLAIN, report.load))
         if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:

@@ -27,6 +27,9 @@ _MOST_SAVED = 0.05
 """Largest saving, as a share of the time since the start; at least one cycle."""
 _FIRST_CYCLES = 1.0
 """Saved at the start, in plain cycles: the first probe tells more than any later one."""
+_FOLLOW_UPS = 6
+_FOLLOW_UP_CYCLES = 2.0
+"""Cycles' worth of time that follow-ups may borrow."""
 _FEWEST = 1 / 16
 """Of the requests, how many a probe should ask for."""
 _WELL_KNOWN = 4.0
@@ -50,6 +53,7 @@ class Prober:
         self._num_cycles = 0
         self._last_probe = -_MIN_INTERVAL
         self._is_out = False
+        self._hurry = 0
         self.num_probes = 0
 
     def tick(self) -> None:
@@ -71,12 +75,21 @@ class Prober:
         likely_s = min(report.cycle_s, 2.0 * self._planner.cycle_s(report.plan, report.load))
         self._saved_s -= likely_s - report.emitted / usual_rate
 
+    def follow_up(self) -> None:
+        """A probe had an unusual outcome: a few more should follow at once."""
+        if self._hurry == 0:
+            self._hurry = _FOLLOW_UPS
+
     def propose(self, plan: DraftPlan, outlook: Outlook, load: Load) -> DraftPlan | None:
         """A cycle that would tell something the plan in use cannot, if there is time for one."""
         if self._saved_s is None:
             self._saved_s = _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
         since = self._num_cycles - self._last_probe
-        if since < _MIN_INTERVAL or (self._is_out and since < _LONG_WAIT) or self._saved_s < 0:
+        allowed_s = self._saved_s
+        if self._hurry > 0 and plan.is_plain:
+            allowed_s += _FOLLOW_UP_CYCLES * self._cycle_s
+            since = max(since, _MIN_INTERVAL)
+        if since < _MIN_INTERVAL or (self._is_out and since < _LONG_WAIT) or allowed_s < 0:
             return None
         if outlook.best_drafting is None:
             return None
@@ -87,7 +100,8 @@ class Prober:
             else self._other(plan, load, usual_rate < _SURELY_BETTER * outlook.plain_rate)
         )
         for probe in options:
-            if self._planner.loss_s(probe, load, usual_rate) <= self._saved_s:
+            if self._planner.loss_s(probe, load, usual_rate) <= allowed_s:
+                self._hurry = max(0, self._hurry - 1)
                 self._last_probe = self._num_cycles
                 self._is_out = True
                 self.num_probes += 1
