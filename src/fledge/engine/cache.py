@@ -272,9 +272,11 @@ class PagedCache:
                 held = [block for block in seq.blocks[window] if block != NOT_THERE]
                 assert len(held) == len(set(held)), "a request holds a block twice"
                 readers.update(held)
-                row: Tensor = self._tables[window][seq.row]
-                shown = row[: len(seq.blocks[window])].tolist()
-                assert shown == seq.blocks[window], "a table shows other blocks than are held"
+                rest = self._tables_width - len(seq.blocks[window])
+                shown: list[int] = self._tables[window][seq.row].tolist()
+                assert shown == seq.blocks[window] + [NOT_THERE] * rest, (
+                    "a table shows other blocks than are held"
+                )
             pool.check_integrity(readers)
         rows = [seq.row for seq in running] + self._free_rows
         assert sorted(rows) == list(range(len(rows))), "a row of the tables is lost"

@@ -287,6 +287,22 @@ def test_a_refused_reservation_takes_nothing() -> None:
     assert {window: len(blocks) for window, blocks in seq.blocks.items()} == {None: 2, 8: 2}
 
 
+def test_room_that_is_not_needed_is_given_back() -> None:
+    simulated = simulation("hybrid", 4)
+    seq = started(simulated, TOKENS[:10])
+    read_to(simulated, seq, 9)
+    cache = simulated.cache
+    used = cache.usage
+    assert cache.reserve(seq, 22)
+    assert cache.trim(seq, 10)
+    assert cache.usage == used
+    check_cache(cache, [seq])
+    simulated.check_content(seq)
+    assert not cache.trim(seq, 10), "nothing is left to give"
+    assert not cache.trim(seq, 12)
+    assert [len(blocks) for blocks in seq.blocks.values()] == [3, 3]
+
+
 def test_without_sharing_nothing_is_kept() -> None:
     cache = PagedCache(
         {None: 8},
@@ -326,8 +342,9 @@ def test_memory_in_numbers() -> None:
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("windows", [(None,), (5,), (8,), (None, 8)], ids=str)
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4, 6, 9, 14])
+@pytest.mark.parametrize("first_chunk", [1, 2, 99])
 def test_alone_a_request_always_goes_on(
-    num_blocks: int, windows: tuple[int | None, ...], size: int
+    first_chunk: int, num_blocks: int, windows: tuple[int | None, ...], size: int
 ) -> None:
     """Up to the capacity, however small the memory, in chunks as large as the cache allows."""
     cache = PagedCache(
@@ -343,6 +360,8 @@ def test_alone_a_request_always_goes_on(
     cache.start(seq)
     while seq.num_unread:
         chunk = min(seq.num_unread, cache.max_chunk)
+        if seq.kv_len == 0:
+            chunk = min(chunk, first_chunk)
         assert cache.reserve(seq, seq.kv_len + chunk)
         seq.kv_len += chunk
         cache.publish(seq)
@@ -381,6 +400,10 @@ def test_integrity_sees_rows_and_tables_that_are_wrong() -> None:
     with pytest.raises(AssertionError, match="table"):
         cache.check_integrity([seq])
     cache._tables[None][seq.row, 1] = seq.blocks[None][1]
+    cache._tables[None][seq.row, 2] = 7
+    with pytest.raises(AssertionError, match="table"):
+        cache.check_integrity([seq])
+    cache._tables[None][seq.row, 2] = NOT_THERE
     row = cache._free_rows.pop()
     with pytest.raises(AssertionError, match="a row of the tables is lost"):
         cache.check_integrity([seq])

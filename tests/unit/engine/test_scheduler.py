@@ -266,6 +266,18 @@ def test_a_preempted_request_goes_on_where_it_was() -> None:
     assert seq.completion().stats.num_preemptions == 2
 
 
+def test_a_preempted_request_does_not_queue_again_behind_others() -> None:
+    engine, _ = oracle_engine(max_requests=1)
+    seq, other = add(engine, prompt(6, 1), 5), add(engine, prompt(6, 2), 5)
+    engine.step()
+    engine.preempt(seq)
+    while not seq.is_finished:
+        engine.step()
+    assert not other.output_ids
+    run(engine)
+    check_answers([seq, other])
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("params", [{"frequency_penalty": 1.5}, {"repetition_penalty": 3.0}])
 def test_what_was_said_is_counted_anew_after_each_preemption(
