@@ -11,7 +11,8 @@ parameters, drawn towards that of all depths, follows few observations; knots dr
 curve follow many. Counting stays on the device; only `refresh` reads, and on CUDA it reads what
 the refresh before it asked for.
 
-Legend: B requests, N nodes, L levels of a walk, M sampling modes, D depths, K knots.
+Legend: B requests, N nodes, L levels of a walk, M sampling modes, D depths, K knots, S pieces of a
+map: below all knots, between two, above all.
 """
 
 import numpy as np
@@ -52,8 +53,9 @@ class Calibration:
         shape = (_NUM_MODES, max_depth, len(_KNOTS_K))
         self._tried_MDK = np.zeros(shape)
         self._accepted_MDK = np.zeros(shape)
+        self._table_MDK = np.zeros(shape)
         # Written in place, never replaced: captured graphs hold on to both.
-        self._table_MDK = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._lines_MD2S = torch.zeros(*shape[:2], 2, shape[2] + 1, device=device)
         self._counts_2X = torch.zeros(2, self._tried_MDK.size, dtype=torch.float32, device=device)
         self._readout = Readout(self._counts_2X)
         self._num_cycles = 0
@@ -61,14 +63,11 @@ class Calibration:
 
     def apply(self, logprobs: Tensor, depth: int, sampled_B: Tensor) -> Tensor:
         """Calibrated log-probabilities of nodes at a depth given their parents; [B, ...] each."""
-        mode = sampled_B.long().view(-1, *[1] * (logprobs.dim() - 1))
-        table_MK = self._table_MDK[:, min(depth, self._max_depth) - 1]
-        lowest = float(_KNOTS_K[0])
-        upper, share = self._locate(logprobs)
-        low, high = table_MK[mode, upper - 1], table_MK[mode, upper]
-        # Below the lowest knot the map goes on with slope 1.
-        beyond = (logprobs - lowest).clamp(max=0.0)
-        return (low + share * (high - low) + beyond).clamp(max=0.0)
+        lines_B2S = self._lines_MD2S[sampled_B.long(), min(depth, self._max_depth) - 1]
+        given_BX = logprobs.flatten(1)
+        piece_BX = torch.bucketize(given_BX, self._knots_K)
+        offset_BX, slope_BX = (line_BS.gather(1, piece_BX) for line_BS in lines_B2S.unbind(1))
+        return torch.addcmul(offset_BX, slope_BX, given_BX).clamp(max=0.0).view_as(logprobs)
 
     def observe(self, tree: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
         """Count the children of all nodes that the walks visited, and which were accepted."""
@@ -78,6 +77,7 @@ class Calibration:
         is_child_BNL = tree.parents_BN[:, :, None] == walk.nodes_BL[:, None, :]
         is_child_BNL = is_child_BNL & visited_BL[:, None, :] & is_real(tree)[:, :, None]
         is_child_BNL[:, 0] = False  # the root is written as its own parent
+        is_child_BNL = is_child_BNL & ~walk.failed_B[:, None, None]
         tried_BN = is_child_BNL.any(dim=2)
         depth_BN = is_child_BNL.int().argmax(dim=2).clamp(max=self._max_depth - 1)
         index_BN = torch.arange(tree.max_size, device=tried_BN.device)
@@ -106,7 +106,7 @@ class Calibration:
 
     def table(self) -> Array:
         """Calibrated log-probability at each knot, [M, D, K]: greedy first, then sampled."""
-        return self._table_MDK.double().cpu().numpy()
+        return self._table_MDK.copy()
 
     def _count(
         self, logprobs_BN: Tensor, depth_BN: Tensor, sampled_B: Tensor, counted_2BN: Tensor
@@ -126,8 +126,23 @@ class Calibration:
         return upper, (inside - below) / (above - below)
 
     def _rebuild(self) -> None:
-        table_MDK = _fit(self._tried_MDK, self._accepted_MDK)
-        self._table_MDK.copy_(torch.from_numpy(table_MDK), non_blocking=True)
+        self._table_MDK = _fit(self._tried_MDK, self._accepted_MDK)
+        lines_MD2S = torch.from_numpy(_lines(self._table_MDK)).float()
+        if self._lines_MD2S.is_cuda:
+            lines_MD2S = lines_MD2S.pin_memory()
+        self._lines_MD2S.copy_(lines_MD2S, non_blocking=True)
+
+
+def _lines(table_MDK: Array) -> Array:
+    """Offset and slope of each piece; below the lowest knot the slope is 1, above the highest 0."""
+    slope_MDS = np.diff(table_MDK, axis=-1) / np.diff(_KNOTS_K)
+    ends = [(0, 0)] * (table_MDK.ndim - 1)
+    slope_MDS = np.pad(slope_MDS, [*ends, (1, 1)], constant_values=(1.0, 0.0))
+    # Each line goes through a knot that it touches.
+    touched_S = np.concatenate([[0], np.arange(len(_KNOTS_K))])
+    offset_MDS = table_MDK[..., touched_S] - slope_MDS * _KNOTS_K[touched_S]
+    lines: Array = np.stack([offset_MDS, slope_MDS], axis=-2)
+    return lines
 
 
 def _fit(tried_MDK: Array, accepted_MDK: Array) -> Array:

@@ -21,6 +21,7 @@ NODE_GRID = (
 )
 """Verified nodes per request for which gains are computed; between them a line is good enough."""
 
+_ENOUGH_REQUESTS = 64
 _NUM_BINS = 32
 _BIN_SIZE = 0.2
 """In log-probability; the last bin holds everything below."""
@@ -41,18 +42,19 @@ def expected_gains(candidates: Candidates, *, depth: int, width: int) -> Tensor:
     """Expected accepted drafts per request, [D, P, G]; candidates are laid out as by TreeLevels.
 
     Entry [d - 1, p, g] is for depth d, the p-th width preset and `NODE_GRID[g]` nodes a request,
-    handed to the best candidates of the whole batch.
+    handed to the best candidates of the whole batch. Of many requests a part is looked at.
     """
-    scores_BC = candidates.scores_BC
+    stride = -(-candidates.scores_BC.shape[0] // _ENOUGH_REQUESTS)
+    scores_BC = candidates.scores_BC[::stride].float()
     num_presets = len(width_presets(width))
     presets_P = _constant(width_presets(width), scores_BC.device)
-    preset_BC = torch.searchsorted(presets_P, _needed_widths(candidates, depth, width))
-    bin_BC = (scores_BC.clamp(min=-1e4) / -_BIN_SIZE).long().clamp(0, _NUM_BINS - 1)
-    cell_BC = (_levels(depth, width, scores_BC.device) * num_presets + preset_BC) * _NUM_BINS
-    probs_BC = scores_BC.float().exp()
-    sums_2X = probs_BC.new_zeros(2, depth * num_presets * _NUM_BINS)
-    counted_2BC = torch.stack([torch.ones_like(probs_BC), probs_BC])
-    sums_2X.index_add_(1, (cell_BC + bin_BC).flatten(), counted_2BC.flatten(1))
+    needed_BC = _needed_widths(candidates.parents_BC[::stride], depth, width)
+    bin_BC = (scores_BC.clamp(min=-1e4) / -_BIN_SIZE).long().clamp_(0, _NUM_BINS - 1)
+    bin_BC += torch.searchsorted(presets_P, needed_BC) * _NUM_BINS
+    bin_BC += _first_bins(depth, width, scores_BC.device)
+    counted_2X = torch.stack([torch.ones_like(scores_BC), scores_BC.exp()]).flatten(1)
+    sums_2X = counted_2X.new_zeros(2, depth * num_presets * _NUM_BINS)
+    sums_2X.index_add_(1, bin_BC.flatten(), counted_2X)
     sums = sums_2X.view(2, depth, num_presets, _NUM_BINS)
     num_DPS, mass_DPS = sums.cumsum(dim=1).cumsum(dim=2).cumsum(dim=3)
     num_requests = scores_BC.shape[0]
@@ -60,30 +62,34 @@ def expected_gains(candidates: Candidates, *, depth: int, width: int) -> Tensor:
     return _interpolate(num_DPS, mass_DPS, grid_G) / num_requests
 
 
-def _levels(depth: int, width: int, device: torch.device) -> Tensor:
-    """Level of each candidate, counted from 0, [C]."""
-    sizes_D = _constant((width, *(width * width,) * (depth - 1)), device)
-    num_candidates = width + (depth - 1) * width * width
-    return torch.arange(depth, device=device).repeat_interleave(sizes_D, output_size=num_candidates)
+@lru_cache(maxsize=64)
+def _first_bins(depth: int, width: int, device: torch.device) -> Tensor:
+    """Where the bins of each candidate's level begin, [C]."""
+    levels = [0] * width + [level for level in range(1, depth) for _ in range(width * width)]
+    return torch.tensor(levels, device=device) * (len(width_presets(width)) * _NUM_BINS)
 
 
-def _needed_widths(candidates: Candidates, depth: int, width: int) -> Tensor:
+@lru_cache(maxsize=64)
+def _own_widths(width: int, device: torch.device) -> Tensor:
+    """What the children of each frontier node need by their own and their parent's rank, [C]."""
+    place_W = torch.arange(1, width + 1, device=device)
+    return torch.maximum(place_W.repeat(width), place_W.repeat_interleave(width))
+
+
+def _needed_widths(parents_BC: Tensor, depth: int, width: int) -> Tensor:
     """The smallest width at which each candidate would have been scored, [B, C].
 
     Children come in falling order, frontier nodes too: a candidate needs as much width as its rank
     among its siblings, its parent's place in the frontier, and its parent's own need.
     """
-    place_W = torch.arange(1, width + 1, device=candidates.parents_BC.device)
-    rank_C = place_W.repeat(width)
-    frontier_C = place_W.repeat_interleave(width)
-    needed = [place_W.expand(candidates.parents_BC.shape[0], -1)]
-    first = width
-    for _ in range(1, depth):
-        parents_BC = candidates.parents_BC[:, first : first + width * width]
-        above_BC = torch.cat(needed, dim=1).gather(1, parents_BC)
-        needed.append(torch.maximum(above_BC, torch.maximum(rank_C, frontier_C)))
-        first += width * width
-    return torch.cat(needed, dim=1)
+    needed_BC = torch.empty_like(parents_BC)
+    needed_BC[:, :width] = torch.arange(1, width + 1, device=parents_BC.device)
+    own_C = _own_widths(width, parents_BC.device)
+    for first in range(width, width + (depth - 1) * width**2, width**2):
+        level = slice(first, first + width**2)
+        above_BC = needed_BC.gather(1, parents_BC[:, level])
+        torch.maximum(above_BC, own_C, out=needed_BC[:, level])
+    return needed_BC
 
 
 def _interpolate(num_DPS: Tensor, mass_DPS: Tensor, grid_G: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ drawn, two cycles late, with noisy times.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,11 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fledge.contracts.settings import TreeSettings
+from fledge.engine.calibration import Calibration
 from fledge.engine.draft_gains import expected_gains, width_presets
 from fledge.engine.draft_plan import Controller, CycleReport, DraftPlan, Load
 from fledge.engine.pass_times import PassCurve, PassTimes, measured_sizes
 from fledge.engine.tree_levels import TreeLevels
-from fledge.ops.tree import Candidates
+from fledge.ops.accept import Walk
+from fledge.ops.tree import Candidates, TreeBatch, is_real, select_trees
 
 Array = NDArray[np.float64]
 
@@ -114,46 +117,62 @@ def draw_conditionals(
 
 @dataclass(slots=True)
 class Forest:
-    """Trees grown to the full depth and width, and what the target says to them."""
+    """Trees of all candidates, and what the target says to them."""
 
     candidates: Candidates
-    accepted_RC: Tensor
-    """Whether the walk comes by."""
+    """Tokens are the candidates' own indices."""
 
-    member_PRC: Tensor
-    """Whether a tree of each width would have scored the candidate."""
+    true_RC: Tensor
+    """Log-probability that the walk comes by."""
+
+    accepted_RC: Tensor
+    """Whether it does."""
 
     level_C: Tensor
 
 
+Belief = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Of the true probabilities at a depth: the drafter's log-probabilities, and those calibrated."""
+
+
+def knows_the_truth(probs: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    del depth
+    return probs.log(), probs.log()
+
+
 def grow_forest(
-    accuracy_R: Tensor, spread: float, tree: TreeSettings, random: np.random.Generator
+    accuracy_R: Tensor,
+    spread: float,
+    tree: TreeSettings,
+    random: np.random.Generator,
+    belief: Belief = knows_the_truth,
 ) -> Forest:
-    """One tree per accuracy, with the drafter's belief equal to the truth."""
+    """One tree per accuracy, expanded by what the drafter believes."""
     num_rows, width = len(accuracy_R), tree.width
     levels = TreeLevels(width)
     rank_W = torch.arange(width)
-    accepted: list[Tensor] = []
+    accepted, true = [], []
     for level in range(tree.depth):
-        shape = (num_rows, width) if level == 0 else (num_rows, width, width)
+        shape = torch.Size([num_rows, width] + [width] * min(level, 1))
         probs = draw_conditionals(accuracy_R * 0.98**level, shape, spread, random)
         drawn = torch.from_numpy(random.random(shape[:-1])).float()
         is_chosen = (drawn[..., None] < probs.cumsum(-1)).int().argmax(-1, keepdim=True) == rank_W
         is_chosen &= (drawn < probs.sum(-1))[..., None]
+        believed, calibrated = belief(probs, level + 1)
+        first = 0 if level == 0 else width + (level - 1) * width**2
+        tokens = (first + torch.arange(shape[1:].numel())).view(shape[1:]).expand(shape)
         if level == 0:
-            levels.add_first(rank_W.expand(shape), probs.log(), probs.log())
-            accepted.append(is_chosen)
+            levels.add_first(tokens, believed, calibrated)
+            accepted, true = [is_chosen], [probs.log()]
             continue
-        levels.add(rank_W.expand(shape), probs.log(), probs.log())
+        levels.add(tokens, believed, calibrated)
         parents = levels.candidates().parents_BC[:, -width * width :]
         came_by = torch.cat(accepted, dim=1).gather(1, parents)
         accepted.append(is_chosen.flatten(1) & came_by)
-    candidates = levels.candidates()
-    members = [_members(candidates, tree, preset) for preset in width_presets(width)]
-    level_C = torch.tensor(
-        [0] * width + [1 + i // width**2 for i in range((tree.depth - 1) * width**2)]
-    )
-    return Forest(candidates, torch.cat(accepted, dim=1), torch.stack(members), level_C)
+        true.append(torch.cat(true, dim=1).gather(1, parents) + probs.log().flatten(1))
+    sizes = torch.tensor([width] + [width**2] * (tree.depth - 1))
+    level_C = torch.arange(tree.depth).repeat_interleave(sizes)
+    return Forest(levels.candidates(), torch.cat(true, 1), torch.cat(accepted, 1), level_C)
 
 
 def _members(candidates: Candidates, tree: TreeSettings, preset: int) -> Tensor:
@@ -181,6 +200,29 @@ def _members(candidates: Candidates, tree: TreeSettings, preset: int) -> Tensor:
     return torch.cat(is_member, dim=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of the drafts of one cycle."""
+
+    num_drafted: int = 0
+    expected: float = 0.0
+    """Accepted drafts to be expected by the true probabilities."""
+
+    reached_D: tuple[int, ...] = ()
+    accepted_D: tuple[int, ...] = ()
+    gains: Tensor | None = None
+
+
+class Trees(Protocol):
+    """Draft trees for a load."""
+
+    num_requests: int
+    num_batches: int
+
+    def outcome(self, plan: DraftPlan, batch: int) -> Outcome:
+        """Draft by a plan, verify, walk."""
+
+
 class TreeBank:
     """Batches of trees for one load, with the yield of every plan on each of them."""
 
@@ -201,11 +243,13 @@ class TreeBank:
         self._expected: dict[tuple[int, int], Array] = {}
         self._accepted: dict[tuple[int, int], Array] = {}
         for depth in range(1, tree.depth + 1):
-            for preset, width in enumerate(self.widths):
-                self._tabulate(forest, depth, preset, width)
-        self.gains = [self._gains(forest.candidates, batch) for batch in range(self.num_batches)]
+            for width in self.widths:
+                self._tabulate(forest, depth, width)
+        self._gains = [
+            self._batch_gains(forest.candidates, batch) for batch in range(self.num_batches)
+        ]
 
-    def part(self, num_drafted: int | None) -> "TreeBank":
+    def _part(self, num_drafted: int | None) -> "TreeBank":
         """The bank of a probe that drafts for some requests only."""
         if num_drafted is None or num_drafted == self.num_requests:
             return self
@@ -213,26 +257,30 @@ class TreeBank:
             self._parts[num_drafted] = TreeBank(self.accuracy, num_drafted, self.tree, seed=1)
         return self._parts[num_drafted]
 
-    def expected(self, plan: DraftPlan, batch: int) -> float:
-        """Expected accepted drafts of a batch under a plan."""
-        return self._at(self._expected, plan, batch)
-
-    def accepted(self, plan: DraftPlan, batch: int) -> int:
-        """Accepted drafts as drawn."""
-        return round(self._at(self._accepted, plan, batch))
+    def outcome(self, plan: DraftPlan, batch: int) -> Outcome:
+        if plan.is_plain:
+            return Outcome()
+        part = self._part(plan.num_drafted)
+        batch %= part.num_batches
+        expected = part._expected[plan.depth, plan.width][batch]
+        accepted = part._accepted[plan.depth, plan.width][batch]
+        nodes = min(plan.nodes, len(expected) - 1)
+        presets = len(width_presets(plan.width))
+        return Outcome(
+            num_drafted=part.num_requests,
+            expected=float(expected[nodes]),
+            # The controller needs their sum only.
+            reached_D=(part.num_requests,),
+            accepted_D=(round(accepted[nodes]),),
+            gains=part._gains[batch][: plan.depth, :presets] if plan.is_measured else None,
+        )
 
     def mean_expected(self, depth: int, width: int) -> Array:
         """Expected accepted drafts against the number of nodes, over all batches."""
         return self._expected[depth, width].mean(axis=0)
 
-    def _at(self, table: dict[tuple[int, int], Array], plan: DraftPlan, batch: int) -> float:
-        if plan.is_plain:
-            return 0.0
-        rows = table[plan.depth, plan.width]
-        return float(rows[batch, min(plan.nodes, rows.shape[1] - 1)])
-
-    def _tabulate(self, forest: Forest, depth: int, preset: int, width: int) -> None:
-        is_in = forest.member_PRC[preset] & (forest.level_C < depth)
+    def _tabulate(self, forest: Forest, depth: int, width: int) -> None:
+        is_in = _members(forest.candidates, self.tree, width) & (forest.level_C < depth)
         scores = forest.candidates.scores_BC.masked_fill(~is_in, -torch.inf)
         scores = scores.view(self.num_batches, -1)
         best = scores.topk(min(self.max_nodes, scores.shape[1]), dim=1)
@@ -244,7 +292,7 @@ class TreeBank:
         self._expected[depth, width] = expected.double().numpy()
         self._accepted[depth, width] = accepted.double().numpy()
 
-    def _gains(self, candidates: Candidates, batch: int) -> Tensor:
+    def _batch_gains(self, candidates: Candidates, batch: int) -> Tensor:
         rows = slice(batch * self.num_requests, (batch + 1) * self.num_requests)
         part = Candidates(
             tokens_BC=candidates.tokens_BC[rows],
@@ -253,6 +301,99 @@ class TreeBank:
             parents_BC=candidates.parents_BC[rows],
         )
         return expected_gains(part, depth=self.tree.depth, width=self.tree.width)
+
+
+class LiveTrees:
+    """Trees drawn anew in each cycle by a drafter that misjudges itself, and its calibration.
+
+    The drafter says p ** confidence where p is true: below 1 it promises too much.
+    """
+
+    num_batches = 1
+
+    def __init__(
+        self,
+        accuracy: Accuracy,
+        num_requests: int,
+        *,
+        confidence: float,
+        calibration: Calibration | None = None,
+        num_sampled: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.num_requests = num_requests
+        self.confidence = confidence
+        self.calibration = calibration
+        self._spread = accuracy.spread
+        kinds = torch.tensor(accuracy.kinds).repeat(num_requests // len(accuracy.kinds) + 1)
+        self._accuracy_B = kinds[:num_requests]
+        self._sampled_B = torch.arange(num_requests) < num_sampled
+        self._random = np.random.default_rng(seed)
+        self._num_drafted = 0
+
+    def outcome(self, plan: DraftPlan, batch: int) -> Outcome:
+        del batch
+        if plan.is_plain:
+            return Outcome()
+        count = self.num_requests if plan.num_drafted is None else plan.num_drafted
+        sampled_B = self._sampled_B[:count]
+
+        def belief(probs: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+            believed = self.confidence * probs.log()
+            if self.calibration is None:
+                return believed, believed
+            return believed, self.calibration.apply(believed, depth, sampled_B)
+
+        shape = replace(TREE, depth=plan.depth, width=plan.width)
+        forest = grow_forest(self._accuracy_B[:count], self._spread, shape, self._random, belief)
+        tree = select_trees(
+            torch.zeros(count, dtype=torch.long),
+            forest.candidates,
+            num_nodes=plan.nodes,
+            max_nodes=TREE.budget,
+        )
+        walk, reached_D, accepted_D = walk_forest(tree, forest)
+        self._num_drafted += 1
+        if self.calibration is not None:
+            self.calibration.observe(tree, walk, sampled_B)
+            if self._num_drafted % 32 == 0:
+                self.calibration.refresh()
+        is_draft_BN = is_real(tree).index_fill(1, torch.tensor([0]), False)
+        true_BN = forest.true_RC.gather(1, tree.tokens_BN).exp()
+        gains = expected_gains(forest.candidates, depth=plan.depth, width=plan.width)
+        return Outcome(
+            num_drafted=count,
+            expected=float(true_BN[is_draft_BN].sum()),
+            reached_D=reached_D,
+            accepted_D=accepted_D,
+            gains=gains if plan.is_measured else None,
+        )
+
+
+def walk_forest(tree: TreeBatch, forest: Forest) -> tuple[Walk, tuple[int, ...], tuple[int, ...]]:
+    """The walks through trees cut out of a forest; walks that reached and accepted each depth."""
+    is_draft_BN = is_real(tree).index_fill(1, torch.tensor([0]), False)
+    taken_BN = forest.accepted_RC.gather(1, tree.tokens_BN) & is_draft_BN
+    depth_BN = forest.level_C[tree.tokens_BN] + 1
+    max_depth = int(forest.level_C.max()) + 1
+    nodes = [torch.zeros(tree.num_requests, dtype=torch.long)]
+    reached, accepted = [], []
+    walking_B = torch.ones(tree.num_requests, dtype=torch.bool)
+    for depth in range(1, max_depth + 1):
+        has_child_B = ((tree.parents_BN == nodes[-1][:, None]) & is_draft_BN).any(dim=1)
+        reached.append(int((walking_B & has_child_B).sum()))
+        here_BN = taken_BN & (depth_BN == depth)
+        walking_B = here_BN.any(dim=1)
+        accepted.append(int(walking_B.sum()))
+        nodes.append(torch.where(walking_B, here_BN.int().argmax(dim=1), nodes[-1]))
+    walk = Walk(
+        tokens_BL=torch.zeros(tree.num_requests, max_depth + 1, dtype=torch.long),
+        nodes_BL=torch.stack(nodes, dim=1),
+        lengths_B=1 + taken_BN.sum(dim=1),
+        failed_B=torch.zeros(tree.num_requests, dtype=torch.bool),
+        logprobs=None,
+    )
+    return walk, tuple(reached), tuple(accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +442,7 @@ class Run:
     _late: deque[CycleReport] = field(default_factory=deque)
     _unread: Array = field(default_factory=lambda: np.zeros(0))
 
-    def cycles(self, bank: TreeBank, num_cycles: int) -> None:
+    def cycles(self, bank: Trees, num_cycles: int) -> None:
         """Decode with the trees of a bank, batches in random order."""
         random = np.random.default_rng(self.seed + len(self.tokens))
         rounds = -(-num_cycles // bank.num_batches)
@@ -313,32 +454,28 @@ class Run:
         """Tokens per second between two cycles."""
         return sum(self.tokens[start:stop]) / sum(self.seconds[start:stop])
 
-    def _cycle(self, bank: TreeBank, batch: int, random: np.random.Generator) -> None:
-        count = bank.num_requests
+    def _cycle(self, bank: Trees, batch: int, random: np.random.Generator) -> None:
+        count, machine = bank.num_requests, self.machine
         if len(self._unread) != count:
             self._unread = np.full(count, float(_PROMPT_TOKENS))
         load = Load(num_requests=count, unread=tuple(self._unread.astype(int).tolist()))
         plan = self.controller.choose(load)
-        part = bank.part(plan.num_drafted)
-        batch %= part.num_batches
-        expected, accepted = part.expected(plan, batch), part.accepted(plan, batch)
-        num_drafted = 0 if plan.is_plain else part.num_requests
-        drafted = np.argsort(self._unread, kind="stable")[:num_drafted]
-        extended = float(self._unread[drafted].sum())
+        outcome = bank.outcome(plan, batch)
+        drafted = np.argsort(self._unread, kind="stable")[: outcome.num_drafted]
+        num_extended = float(self._unread[drafted].sum())
         self._unread[drafted] = 0.0
-        self._unread += 1.0 + accepted / count
-        is_over = random.random(count) < (1.0 + accepted / count) / _ANSWER_TOKENS
-        self._unread[is_over] = _PROMPT_TOKENS
-        machine = self.machine
+        emitted = count + sum(outcome.accepted_D)
+        self._unread += emitted / count
+        self._unread[random.random(count) < emitted / count / _ANSWER_TOKENS] = _PROMPT_TOKENS
         target_ms = float(machine.target(np.array(float(count + plan.nodes))))
         draft_ms = 0.0
-        if num_drafted:
-            steps = (plan.depth - 1) * machine.head(np.array(float(num_drafted * plan.width)))
-            draft_ms = float(machine.head(np.array(extended)) + steps)
-        self.tokens.append(count + expected)
+        if outcome.num_drafted:
+            step_tokens = np.array(float(outcome.num_drafted * plan.width))
+            steps_ms = (plan.depth - 1) * machine.head(step_tokens)
+            draft_ms = float(machine.head(np.array(num_extended)) + steps_ms)
+        self.tokens.append(count + outcome.expected)
         self.seconds.append(1e-3 * (target_ms + draft_ms + machine.other_ms))
         self.plans.append(plan)
-        gains = part.gains[batch][: plan.depth, : len(width_presets(max(1, plan.width)))]
         stutter = 5.0 if random.random() < 0.01 else 1.0
         factor = 1e-3 * stutter * np.exp(self.noise * random.standard_normal(2))
         self._late.append(
@@ -348,11 +485,11 @@ class Run:
                 target_s=target_ms * factor[0],
                 draft_s=draft_ms * factor[1],
                 other_s=1e-3 * machine.other_ms,
-                emitted=count + accepted,
-                reached_D=(num_drafted,) * min(1, plan.depth),
-                accepted_D=(accepted,) * min(1, plan.depth),
-                num_extended=round(extended),
-                gains=gains if plan.is_measured else None,
+                emitted=emitted,
+                reached_D=outcome.reached_D,
+                accepted_D=outcome.accepted_D,
+                num_extended=round(num_extended),
+                gains=outcome.gains,
             )
         )
         if len(self._late) > _REPORT_DELAY:
