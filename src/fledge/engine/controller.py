@@ -39,6 +39,8 @@ _CYCLES_PER_COMPARISON = 12
 _CYCLES_PER_MEASUREMENT = 4
 _FEW_REQUESTS = 4
 """Up to so many, candidates are measured twice as often: one cycle says little."""
+_WARM_UP_CYCLES = 2
+"""The first cycles choose kernels and touch new memory: they decode plainly and teach nothing."""
 _COLD_CYCLES = 16
 _CATCH_UP_CYCLES = 256
 """Cycles over which drafting again has to earn what catching up costs."""
@@ -81,11 +83,15 @@ class AdaptiveController:
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         self._newest: _Choice | None = None
         self._version = 0
+        self._num_warming = self._num_warmed = 0
         self._num_reports = 0
         self._num_drafted = 0
         self._reluctance = _RELUCTANCE[0]
 
     def choose(self, load: Load) -> DraftPlan:
+        if self._num_warming < _WARM_UP_CYCLES:
+            self._num_warming += 1
+            return PLAIN
         self._prober.tick()
         self._guard.tick()
         choice = self._choice(load)
@@ -103,6 +109,9 @@ class AdaptiveController:
         return replace(plan, is_measured=is_cold or self._num_drafted % interval == 0)
 
     def observe(self, report: CycleReport) -> None:
+        if self._num_warmed < _WARM_UP_CYCLES:
+            self._num_warmed += 1
+            return
         self._num_reports += 1
         self._reluctance += (_RELUCTANCE[0] - self._reluctance) / _RELUCTANCE_CYCLES
         self._tokens.add(report)

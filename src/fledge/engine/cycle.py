@@ -77,12 +77,20 @@ class Cycle:
             # However much there is to read, a quarter of the pass is open for drafts.
             num_other_tokens=min(unread, self._settings.max_pass_tokens * 3 // 4),
             context_tokens=sum(seq.kv_len for seq in decoding),
+            unread=tuple(seq.len - seq.head_len for seq in decoding),
         )
 
     def _fit(self, wanted: DraftPlan, plan: StepPlan) -> DraftPlan:
         """The controller's plan for the requests that really have room for drafts."""
         if wanted.is_plain or not plan.drafting:
             return PLAIN
+        if wanted.num_drafted is not None:
+            # A probe drafts for those whom the head has to read least for.
+            plan.drafting.sort(key=lambda seq: seq.len - seq.head_len)
+            plan.plain += plan.drafting[wanted.num_drafted :]
+            del plan.drafting[wanted.num_drafted :]
+        is_everyone = len(plan.drafting) == plan.num_decoding
+        wanted = replace(wanted, num_drafted=None if is_everyone else len(plan.drafting))
         room = self._settings.max_pass_tokens - plan.num_decoding - plan.num_read_tokens
         most = len(plan.drafting) * self._settings.tree.budget
         nodes = max(0, min(wanted.nodes, most, room))
@@ -113,7 +121,8 @@ class Cycle:
         target_s: float,
         other_s: float,
     ) -> None:
-        drafter = self._drafter
+        # What an earlier draft left behind says nothing of a plain cycle.
+        drafter = None if draft_plan.is_plain else self._drafter
         report = CycleReport(
             plan=draft_plan,
             load=replace(
@@ -131,5 +140,6 @@ class Cycle:
         self.stats.count_cycle(report)
         if plan.num_decoding:
             self._controller.observe(report)
+        drafter = self._drafter
         if isinstance(drafter, HeadDrafter) and self.stats.num_cycles % _CYCLES_PER_REFRESH == 0:
             drafter.calibration.refresh()

@@ -77,6 +77,10 @@ class CycleCosts:
     def other_s(self, has_drafts: bool) -> float:
         """Outside the passes; the other kind of cycle's while this kind was not seen."""
         known = self._other_s
+        if not has_drafts and len(known) == 2:
+            # Without drafts there is less to do: plain cycles that were seen rarely, and slow, say
+            # nothing against that.
+            return min(known.values())
         return known.get(has_drafts, known.get(not has_drafts, 0.0))
 
     def observe(self, report: CycleReport) -> None:

@@ -86,11 +86,21 @@ class PassCurve:
             rate = max(_LOCAL_RATE, _FIRST_RATE / (1.0 + self._num_seen[place]))
             self._num_seen[place] += weight * nearness
             self._move(place, self._local[place] + rate * step * nearness)
+        self._respect_larger_passes()
         self._num_nudges += 1
         if self._num_nudges % _NUDGES_PER_FADING == 0:
             for place, local in enumerate(self._local):
                 self._move(place, local * (1.0 - _FADING))
         self._slope = self._steepness()
+
+    def _respect_larger_passes(self) -> None:
+        """A pass takes no longer than a larger one that was seen more often."""
+        for place, seconds in enumerate(self._seconds):
+            seen = self._num_seen[place]
+            larger = zip(self._seconds[place + 1 :], self._num_seen[place + 1 :], strict=True)
+            limit = min((one for one, count in larger if count > seen + 1.0), default=seconds)
+            if limit < seconds:
+                self._move(place, math.log(limit / self._measured[place]))
 
     def num_seen(self, num_tokens: float) -> float:
         """How many real passes of about this size have been taken in."""

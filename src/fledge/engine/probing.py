@@ -35,7 +35,8 @@ _FEWEST = 1 / 16
 _WELL_KNOWN = 4.0
 """Real passes of the plain size before plain decoding is taken as known."""
 _SURELY_BETTER = 2.0
-"""Drafting that is expected to gain so much is not compared with plain decoding."""
+"""Drafting that is expected to gain so much is rarely compared with plain decoding."""
+_PROBES_PER_DOUBT = 16
 
 
 class Prober:
@@ -48,7 +49,8 @@ class Prober:
         self._model = model
         self._costs = costs
         self._planner = planner
-        self._saved_s: float | None = None
+        self._saved_s = 0.0
+        self._has_begun = False
         self._cycle_s = 0.0
         self._num_cycles = 0
         self._last_probe = -_MIN_INTERVAL
@@ -62,14 +64,12 @@ class Prober:
 
     def save(self, cycle_s: float) -> None:
         """A cycle has ended."""
-        assert self._saved_s is not None, "a cycle ended before one was planned"
         self._cycle_s += max(0.05, 1 / (self._num_cycles + 1)) * (cycle_s - self._cycle_s)
         most_s = max(1.0, _MOST_SAVED * self._num_cycles) * self._cycle_s
         self._saved_s = min(self._saved_s + SHARE * cycle_s, most_s)
 
     def pay(self, report: CycleReport, usual_rate: float) -> None:
         """A probe has ended; otherwise its tokens would have come at the usual rate."""
-        assert self._saved_s is not None, "a probe ended before one was planned"
         self._is_out = False
         # A stutter of the machine is not the probe's to pay.
         likely_s = min(report.cycle_s, 2.0 * self._planner.cycle_s(report.plan, report.load))
@@ -82,8 +82,9 @@ class Prober:
 
     def propose(self, plan: DraftPlan, outlook: Outlook, load: Load) -> DraftPlan | None:
         """A cycle that would tell something the plan in use cannot, if there is time for one."""
-        if self._saved_s is None:
-            self._saved_s = _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
+        if not self._has_begun:
+            self._has_begun = True
+            self._saved_s += _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
         since = self._num_cycles - self._last_probe
         allowed_s = self._saved_s
         if self._hurry > 0 and plan.is_plain:
@@ -100,11 +101,15 @@ class Prober:
             else self._other(plan, load, usual_rate < _SURELY_BETTER * outlook.plain_rate)
         )
         for probe in options:
-            if self._planner.loss_s(probe, load, usual_rate) <= allowed_s:
+            loss_s = self._planner.loss_s(probe, load, usual_rate)
+            if loss_s <= allowed_s:
                 self._hurry = max(0, self._hurry - 1)
                 self._last_probe = self._num_cycles
-                self._is_out = True
                 self.num_probes += 1
+                if probe.is_plain:
+                    self._saved_s -= loss_s  # what a plain cycle loses is known beforehand
+                else:
+                    self._is_out = True
                 return probe
         self._last_probe = self._num_cycles  # look again, but not in every cycle
         return None
@@ -135,8 +140,13 @@ class Prober:
         """From drafting: no drafts, the largest tree, more nodes, or the next larger tree."""
         turn = self.num_probes % 4
         is_plain_known = self._costs.num_plain_seen(load) >= _WELL_KNOWN
-        if is_plain_near and (turn == 3 or not is_plain_known):
-            yield DraftPlan(0, 0, 0, is_probe=True)
+        is_doubtful = not is_plain_known or self.num_probes % _PROBES_PER_DOUBT == 3
+        if is_doubtful or (is_plain_near and turn == 3):
+            yield PLAIN
+        if is_doubtful:
+            # Plain decoding that was timed badly once makes any drafting look good: nothing else is
+            # worth asking until that is settled.
+            return
         widths = self._model.widths
         next_depth = min(plan.depth + 1, self._tree.depth)
         next_width = widths[min(self._model.preset(plan.width) + 1, len(widths) - 1)]
