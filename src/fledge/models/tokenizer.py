@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -179,19 +179,32 @@ class TargetTokenizer:
         return str(self._tokenizer.get_chat_template(None, list(tools) or None))
 
     def _apply(self, messages: Sequence[Message], tools: Tools, **options: Any) -> Any:
-        """The template's output; it sees arguments of tool calls as servers show them to it."""
-        readable = [_with_parsed_arguments(message) for message in messages]
-        if any(message.get("content", "") is None for message in readable) and _prints_none(
-            self._tokenizer, self._template(tools)
-        ):
-            readable = [_with_text(message) for message in readable]
-        try:
-            return self._apply_as_is(readable, tools, options)
-        except TemplateRefusal:
-            if readable == list(messages):
-                raise
-            # A few templates paste the arguments as the text that the API has.
-            return self._apply_as_is(list(messages), tools, options)
+        """The template's output for the first form of the messages that it takes."""
+        refusal: TemplateRefusal | None = None
+        for form in self._forms(list(messages), tools):
+            try:
+                return self._apply_as_is(form, tools, options)
+            except TemplateRefusal as error:
+                refusal = refusal or error
+        assert refusal is not None, "there is always one form"
+        raise refusal
+
+    def _forms(self, messages: list[Message], tools: Tools) -> Iterator[list[Message]]:
+        """The messages as templates want them, the usual form first.
+
+        Most see arguments of tool calls as tables, as servers show them; a few paste the text that
+        the API has. A turn that only calls tools has no content, which some cannot add to a text.
+        """
+        parsed = [_with_parsed_arguments(message) for message in messages]
+        is_silent = any(message.get("content", "") is None for message in messages)
+        if not (is_silent and _prints_none(self._tokenizer, self._template(tools))):
+            yield parsed
+        if is_silent:
+            yield [_with_text(message) for message in parsed]
+        if parsed != messages:
+            yield messages
+            if is_silent:
+                yield [_with_text(message) for message in messages]
 
     def _apply_as_is(
         self, messages: list[Message], tools: Tools, options: Mapping[str, Any]

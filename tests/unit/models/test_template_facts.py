@@ -78,6 +78,28 @@ def test_a_second_template_serves_tools() -> None:
     assert target.identity["chat_template"] != target_tokenizer("chatml").identity["chat_template"]
 
 
+@pytest.mark.parametrize(
+    "words", ["turn.content", "turn.content + turn.tool_calls[0].function.arguments"]
+)
+def test_a_turn_without_content_goes_into_templates_that_add_texts(words: str) -> None:
+    other = "{% if turn.tool_calls is not defined %}{{ '[' + turn.content + ']' }}"
+    template = (
+        "{% for turn in messages %}"
+        + other
+        + "{% else %}{{ '[' + "
+        + words
+        + " + ']' }}{% endif %}"
+        "{% endfor %}"
+    )
+    target = TargetTokenizer(make_fast_tokenizer("chatml", template))
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    turns = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    expected = "[Hi][]" if words == "turn.content" else '[Hi][{"x": 1}]'
+    assert target.render(turns, add_generation_prompt=False) == expected
+    with pytest.raises(TemplateRefusal, match="chat template refuses these messages"):
+        target.render([{"role": "user"}], add_generation_prompt=False)
+
+
 def test_a_broken_template_is_said_to_be_broken() -> None:
     target = TargetTokenizer(make_fast_tokenizer("chatml", "{% for %}"))
     with pytest.raises(TemplateRefusal, match="chat template refuses these messages"):
