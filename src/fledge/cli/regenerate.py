@@ -15,6 +15,7 @@ from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import Recipe, load_recipe
 from fledge.contracts.settings import EngineSettings
 from fledge.store.capacity import format_bytes, free_bytes, require_disk
+from fledge.store.manifest import CONVERSATIONS, read_input
 
 if TYPE_CHECKING:
     from fledge.data.regenerate.stage import Answerer, Preview
@@ -124,7 +125,7 @@ def regenerate(
         _show_plan(stage.preview(conversations, out, settings, progress=progress), out, json=json)
         return
     # Before a target is loaded or a server asked: a wrong path should cost nothing.
-    stage.plan_of(conversations, settings, {})
+    read_input(conversations, CONVERSATIONS)
     if url is None:
         for name, given in (("--model", model), ("--api-key-env", api_key_env), ("--batch", batch)):
             if given:

@@ -10,6 +10,7 @@ from fledge.cli import options
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, duration, print_json, say
 from fledge.contracts.recipe import load_recipe
+from fledge.data.tokenize_source import read_source
 from fledge.store.capacity import format_bytes, free_bytes, require_disk
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def tokenize(
     chosen = load_recipe(recipe, assignments or ())
     settings = replace(chosen.tokenize, as_recorded=as_recorded or chosen.tokenize.as_recorded)
     progress = terminal_progress()
+    # Before the tokenizer: a wrong path should cost nothing.
+    read_source(answers, settings)
     with progress.task("reading the tokenizer", unit=""):
         # Importing transformers takes seconds, so it happens while the bar is already there.
         from fledge.data import tokenize_stage as stage
@@ -106,7 +109,9 @@ def _show(out: Path, manifest: "Manifest", *, json: bool) -> None:
         return
     rows, lengths, vocabulary = counts["rows"], counts["lengths"], counts["vocabulary"]
     samples = count(counts["samples"], "sample")
-    say(f"{rows['used']:,} of {count(rows['read'], 'row')} gave {samples}")
+    model = manifest.plan.identity["answered_by"]
+    by_whom = f", answered by {model}," if model else ""
+    say(f"{rows['used']:,} of {count(rows['read'], 'row')}{by_whom} gave {samples}")
     for reason, entry in counts["reasons"].items():
         say(f"left out {count(entry['rows'], 'row')}, the first {entry['first_row']}: {reason}")
     if rows["without_answer"]:

@@ -92,8 +92,7 @@ class RowTokenizer:
             origin = row.origin
             raise MismatchError(
                 f"row {row.id} (row {origin.row} of {origin.file}) cannot be tokenized for this "
-                f"target: {error}\nRemove the row, or leave such rows out with --set "
-                f"tokenize.{name}=skip."
+                f"target: {error}\nTo leave such rows out, go on with --set tokenize.{name}=skip."
             ) from error
         reason = error.reason if isinstance(error, UnclearTurn) else str(error)
         tally.count_reason(reason, row.id)

@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from fledge.contracts.data_settings import TokenizeSettings
-from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
+from fledge.contracts.errors import ArtifactError, MismatchError
 from fledge.contracts.progress import Progress, SilentProgress, Task
 from fledge.contracts.toml_settings import to_plain
-from fledge.data.regenerate.input_rows import InputRows
+from fledge.data.input_rows import InputRows
 from fledge.data.tokenize_report import summarise
 from fledge.data.tokenize_rows import RowTokenizer, TokenizedRow
+from fledge.data.tokenize_source import read_source
 from fledge.data.tokenize_tally import TokenizeTally
 from fledge.models.chat_spans import TurnFinder
-from fledge.models.resolve import resolve_target
+from fledge.models.resolve import resolve_target, target_name
 from fledge.models.target_facts import TargetFacts, read_facts
 from fledge.store.capacity import require_disk, translated_disk_errors
-from fledge.store.corpus import CORPUS
 from fledge.store.corpus_shard import (
     SHARD_PATTERN,
     Sample,
@@ -33,11 +33,9 @@ from fledge.store.corpus_shard import (
     token_dtype,
     write_shard,
 )
-from fledge.store.manifest import Manifest, Plan, read_manifest
+from fledge.store.manifest import ANSWERS, CORPUS, Manifest, Plan
 from fledge.store.stage_directory import StageDirectory, open_stage
 from fledge.store.vocab_map import VOCAB_MAP_NAME
-
-ANSWERS, CONVERSATIONS = "answers", "conversations"
 
 _ROWS_AT_ONCE = 256
 _PROBED_ROWS = 256
@@ -50,16 +48,20 @@ class TokenizeJob:
     """Everything a run needs to know before it starts."""
 
     source: Path
+    parent: Manifest
+    """Of the input."""
+
     settings: TokenizeSettings
     facts: TargetFacts
     plan: Plan
-    is_raw: bool
-    """The answers continue prompts as they stand, without the chat template."""
 
     def row_tokenizer(self) -> RowTokenizer:
         tokenizer = self.facts.tokenizer
-        finder = TurnFinder(tokenizer, self.facts.eos_token_ids, is_raw=self.is_raw)
+        finder = TurnFinder(tokenizer, self.facts.eos_token_ids, is_raw=_is_raw(self.parent))
         return RowTokenizer(tokenizer, finder, self.settings)
+
+    def rows(self, progress: Progress) -> InputRows:
+        return InputRows(self.source, self.parent, progress)
 
 
 def prepare_job(
@@ -69,7 +71,7 @@ def prepare_job(
     parent = read_source(source, settings)
     resolved = resolve_target(target, progress=progress, needs_weights=False)
     facts = read_facts(resolved.directory)
-    _check_tokenizer(source, parent, target, facts)
+    _check_target(source, parent, target, facts)
     day = _day_of(parent) if facts.tokenizer.asks_the_date else None
     if day is not None:
         facts = replace(facts, tokenizer=facts.tokenizer.on_day(day))
@@ -78,21 +80,22 @@ def prepare_job(
         settings={**to_plain(settings), "day": day and day.isoformat()},
         parents={parent.plan.kind: parent.fingerprint},
         identity={
-            "target": Path(target).name if Path(target).exists() else target,
+            "target": target_name(target),
+            "answered_by": parent.plan.identity.get("model"),
             "tokenizer": facts.tokenizer.identity,
             "vocab_size": facts.vocab_size,
             "eos_token_ids": sorted(facts.eos_token_ids),
         },
     )
-    return TokenizeJob(source, settings, facts, plan, bool(parent.plan.settings.get("raw")))
+    return TokenizeJob(source, parent, settings, facts, plan)
 
 
 def tokenize(job: TokenizeJob, out: Path, progress: Progress | None = None) -> Manifest:
     """Make the corpus; goes on where an earlier run of the same job stopped."""
     shown = progress or SilentProgress()
-    with open_stage(out, job.plan) as stage:
+    with open_stage(out, job.plan, has_results=_has_shards) as stage:
         if not stage.is_finished:
-            with translated_disk_errors(out, place="output"), InputRows(job.source, shown) as rows:
+            with translated_disk_errors(out, place="output"), job.rows(shown) as rows:
                 require_disk(out, estimate(job, rows).stored_bytes, "the corpus", place="output")
                 tally = _write_shards(job, stage, rows, shown)
                 _finish(job, stage, tally, shown)
@@ -141,46 +144,36 @@ def estimate(job: TokenizeJob, rows: InputRows) -> TokenizeEstimate:
 
 def estimate_job(job: TokenizeJob, progress: Progress) -> TokenizeEstimate:
     """What `tokenize` would read and write; writes nothing."""
-    with InputRows(job.source, progress) as rows:
+    with job.rows(progress) as rows:
         return estimate(job, rows)
 
 
-def read_source(source: Path, settings: TokenizeSettings) -> Manifest:
-    """The manifest of the input, which must be of a kind that can be tokenized."""
-    if source.is_file():
-        raise ConfigError(
-            f"{source} is a file; tokenize reads a directory of answers, which `fledge regenerate` "
-            "makes."
-        )
-    manifest = read_manifest(source)
-    kind = manifest.plan.kind
-    if kind == CONVERSATIONS and not settings.as_recorded:
-        raise MismatchError(
-            f"{source} holds conversations as they were recorded, not answers of the target. Run "
-            "`fledge regenerate` on it first, or take the recorded answers with --as-recorded."
-        )
-    if kind not in (ANSWERS, CONVERSATIONS):
-        raise MismatchError(f"{source} holds {kind}; tokenize reads {ANSWERS}.")
-    for name, entry in manifest.files.items():
-        path = source / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
-            raise ArtifactError(
-                f"{path} is missing or not {entry['bytes']} bytes long, as the manifest says; make "
-                f"{source} again."
-            )
-    return manifest
+def _has_shards(out: Path) -> bool:
+    return shard_file(out, 0).exists()
 
 
-def _check_tokenizer(source: Path, parent: Manifest, target: str, facts: TargetFacts) -> None:
-    """Sampled token ids mean something to one tokenizer only."""
+def _is_raw(parent: Manifest) -> bool:
+    """Whether the answers continue prompts as they stand, without a chat template."""
+    return bool(parent.plan.settings.get("raw"))
+
+
+def _check_target(source: Path, parent: Manifest, target: str, facts: TargetFacts) -> None:
+    """Sampled token ids mean something to one tokenizer only, answers in a chat to a template."""
+    model = parent.plan.identity.get("model")
     asked = parent.plan.identity.get("tokenizer")
     ours = facts.tokenizer.identity
     if asked is not None and asked["sha256"] != ours["sha256"]:
-        different = [name for name, value in asked.items() if ours.get(name) != value]
+        parts = [name for name in asked if name != "sha256" and ours.get(name) != asked[name]]
         raise MismatchError(
-            f"{source} was answered by {parent.plan.identity.get('model')} with tokenizer "
-            f"{asked['sha256'][:12]}, and {target} has tokenizer {ours['sha256'][:12]}, another "
-            f"one in {', '.join(different)}; give the target that answered."
+            f"{source} was answered by {model} with tokenizer {asked['sha256'][:12]}, and {target} "
+            f"has tokenizer {ours['sha256'][:12]}, another one in {', '.join(parts)}; give the "
+            "target that answered."
+        )
+    is_chat = parent.plan.kind == ANSWERS and not _is_raw(parent)
+    if is_chat and not facts.tokenizer.has_chat_template:
+        raise MismatchError(
+            f"{source} was answered by {model} in a chat, and {target} has no chat template; give "
+            "the target that answered, or answer again with --set regenerate.raw=true."
         )
 
 
@@ -263,9 +256,10 @@ def _finish(
     job: TokenizeJob, stage: StageDirectory, tally: TokenizeTally, progress: Progress
 ) -> None:
     if not tally.samples:
-        worst = max(tally.reasons.items(), key=lambda item: int(item[1]["rows"]), default=None)
-        why = f"; {worst[1]['rows']:,} of them because {worst[0]}" if worst else ""
-        raise ArtifactError(f"none of the {tally.rows:,} rows of {job.source} gave a sample{why}.")
+        raise ArtifactError(
+            f"none of the {tally.rows:,} rows of {job.source} gave a sample"
+            f"{_losses(tally, job.settings.max_tokens)}."
+        )
     found = stage.path.glob(SHARD_PATTERN)
     paths = sorted(found, key=lambda path: (len(path.name), path.name))
     vocab_map, counts = summarise(
@@ -275,3 +269,12 @@ def _finish(
     for leftover in stage.path.glob(f".{SHARD_PATTERN}.tmp"):
         leftover.unlink()
     stage.finish(counts=counts, files=[*paths, stage.path / VOCAB_MAP_NAME], progress=progress)
+
+
+def _losses(tally: TokenizeTally, max_tokens: int) -> str:
+    """Where the rows went, for the error that none are left."""
+    losses = {reason: int(entry["rows"]) for reason, entry in tally.reasons.items()}
+    losses["the target said nothing in them"] = tally.without_answer
+    losses[f"what it said begins behind tokenize.max_tokens = {max_tokens}"] = tally.cut_away
+    parts = [f"{rows:,} because {reason}" for reason, rows in losses.items() if rows]
+    return f": {'; '.join(parts)}" if parts else ""

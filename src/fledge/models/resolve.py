@@ -47,6 +47,12 @@ class ResolvedTarget:
     """One line for people: where it came from and what was done to it."""
 
 
+def target_name(typed: str) -> str:
+    """What manifests call a target: a path by its last part, so that it may be moved."""
+    path = Path(typed).expanduser()
+    return path.resolve().name if path.exists() else typed
+
+
 def resolve_target(
     name: str,
     *,

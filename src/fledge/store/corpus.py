@@ -12,12 +12,9 @@ from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.store.corpus_shard import SHARD_PATTERN, Sample, Shard
 from fledge.store.hashing import hash_file
-from fledge.store.manifest import Manifest, read_manifest
+from fledge.store.manifest import CORPUS, Manifest, read_input
 from fledge.store.packing import PackingPlan, pack
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
-
-CORPUS = "corpus"
-"""The kind of directory."""
 
 
 class Corpus:
@@ -38,17 +35,7 @@ class Corpus:
     @classmethod
     def open(cls, directory: Path) -> "Corpus":
         """A corpus whose files are all there and as long as they were."""
-        manifest = read_manifest(directory, CORPUS)
-        for name, entry in manifest.files.items():
-            path = directory / name
-            found = path.stat().st_size if path.is_file() else None
-            if found != entry["bytes"]:
-                state = "missing" if found is None else f"{found} bytes long"
-                raise ArtifactError(
-                    f"{path} is {state}, and the manifest says {entry['bytes']} bytes; tokenize "
-                    "into a new directory."
-                )
-        return cls(directory, manifest)
+        return cls(directory, read_input(directory, CORPUS))
 
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte and compare it with what was written."""

@@ -11,11 +11,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fledge.contracts.errors import ArtifactError, MismatchError
+from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.store.cache_publish import flush
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
+
+CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
+"""What directories hold."""
+
+_MADE_BY = {CONVERSATIONS: "prepare", ANSWERS: "regenerate", CORPUS: "tokenize"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class Plan:
     """What a stage is about to make; two runs with equal plans may share a directory."""
 
     kind: str
-    """`conversations`, `answers`, `corpus`, ..."""
+    """What the directory will hold: `conversations`, `answers`, `corpus`."""
 
     settings: Mapping[str, Any]
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -68,8 +73,34 @@ class Manifest:
         }
 
 
-def read_manifest(directory: Path, kind: str | None = None) -> Manifest:
-    """The manifest of a finished directory, which must be of the given kind."""
+def read_input(directory: Path, *kinds: str) -> Manifest:
+    """The manifest of a directory that is to be read: of one of the kinds, its files all there."""
+    remedy = f"give a directory that `fledge {_MADE_BY[kinds[0]]}` made."
+    if directory.is_file():
+        raise ConfigError(f"{directory} is a file; {remedy}")
+    manifest = read_manifest(directory)
+    kind = manifest.plan.kind
+    if kind not in kinds:
+        raise MismatchError(f"{directory} holds {kind}, not {kinds[0]}; {remedy}")
+    require_files(directory, manifest)
+    return manifest
+
+
+def require_files(directory: Path, manifest: Manifest) -> None:
+    """Refuse a finished directory that has lost a file, or a part of one."""
+    for name, entry in manifest.files.items():
+        path = directory / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != entry["bytes"]:
+            state = "missing" if found is None else f"{found} bytes long"
+            raise ArtifactError(
+                f"{path} is {state}, and the manifest says {entry['bytes']} bytes; remove "
+                f"{directory} and make it again."
+            )
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a finished directory."""
     path = directory / MANIFEST_NAME
     if not directory.is_dir():
         raise ArtifactError(f"there is no directory {directory}.")
@@ -83,8 +114,8 @@ def read_manifest(directory: Path, kind: str | None = None) -> Manifest:
         schema = table["schema"]
         if schema != SCHEMA:
             raise MismatchError(
-                f"{directory} has layout {schema} and this fledge reads {SCHEMA}; make it again, "
-                "or use the fledge that made it."
+                f"{directory} has layout {schema} and this fledge reads {SCHEMA}; remove it and "
+                "make it again, or use the fledge that made it."
             )
         manifest = Manifest(
             plan=Plan(**table["plan"]),
@@ -94,11 +125,11 @@ def read_manifest(directory: Path, kind: str | None = None) -> Manifest:
         )
         is_whole = table["fingerprint"] == manifest.fingerprint
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is damaged ({error!r}); make {directory} again.") from error
+        raise ArtifactError(
+            f"{path} is damaged ({error!r}); remove {directory} and make it again."
+        ) from error
     if not is_whole:
-        raise ArtifactError(f"{path} was changed by hand; make {directory} again.")
-    if kind is not None and manifest.plan.kind != kind:
-        raise MismatchError(f"{directory} holds {manifest.plan.kind}; this stage reads {kind}.")
+        raise ArtifactError(f"{path} was changed by hand; remove {directory} and make it again.")
     return manifest
 
 

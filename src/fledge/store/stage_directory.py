@@ -7,11 +7,13 @@
         return stage.manifest
 
 `plan.json` is written first, so that a resumed run can be refused when it asks for something else.
+Where nothing was made yet there is nothing to protect, and a run that stopped at a bad row may go
+on without such rows: nothing was left out so far.
 """
 
 import fcntl
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +24,14 @@ from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.store.capacity import translated_disk_errors
 from fledge.store.hashing import hash_part
-from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest, write_json
+from fledge.store.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Plan,
+    read_manifest,
+    require_files,
+    write_json,
+)
 
 PLAN_NAME = "plan.json"
 LOCK_NAME = ".lock"
@@ -72,11 +81,16 @@ class StageDirectory:
 
 
 @contextmanager
-def open_stage(path: Path, plan: Plan) -> Iterator[StageDirectory]:
-    """Make or reopen the output directory of a stage, and keep other writers out meanwhile."""
+def open_stage(
+    path: Path, plan: Plan, *, has_results: Callable[[Path], bool] = lambda path: True
+) -> Iterator[StageDirectory]:
+    """Make or reopen the output directory of a stage, and keep other writers out meanwhile.
+
+    `has_results` says of an unfinished directory whether there is anything in it to go on with.
+    """
     with _locked(path):
         with translated_disk_errors(path, place="output"):
-            manifest = _check(path, plan)
+            manifest = _check(path, plan, has_results)
         yield StageDirectory(path, plan, manifest)
 
 
@@ -96,21 +110,20 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _check(path: Path, plan: Plan) -> Manifest | None:
+def _check(path: Path, plan: Plan, has_results: Callable[[Path], bool]) -> Manifest | None:
     """The manifest if the stage finished before; refuses a directory of other work."""
     asked = json.loads(json.dumps(asdict(plan)))
     if (path / MANIFEST_NAME).exists():
         manifest = read_manifest(path)
         _refuse_other(path, "finished", json.loads(json.dumps(asdict(manifest.plan))), asked)
+        require_files(path, manifest)
         return manifest
     if (path / PLAN_NAME).exists():
-        try:
-            found = json.loads((path / PLAN_NAME).read_bytes())
-        except (OSError, ValueError) as error:
-            raise ArtifactError(
-                f"{path / PLAN_NAME} is damaged; remove {path} and start again."
-            ) from error
-        _refuse_other(path, "unfinished", found, asked)
+        found = _read_plan(path)
+        if found["kind"] != asked["kind"] or has_results(path):
+            _refuse_other(path, "unfinished", _going_on(found, asked), asked)
+        if found != asked:
+            write_json(path / PLAN_NAME, asked)
         return None
     ours = {LOCK_NAME, f".{PLAN_NAME}.tmp"}
     strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
@@ -121,6 +134,26 @@ def _check(path: Path, plan: Plan) -> Manifest | None:
         )
     write_json(path / PLAN_NAME, asked)
     return None
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / PLAN_NAME).read_bytes())
+        Plan(**found)
+    except (OSError, ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"{path / PLAN_NAME} is damaged; remove {path} and start again."
+        ) from error
+    return dict(found)
+
+
+def _going_on(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """A plan that went well so far, with the new one's word on bad rows where it was `stop`."""
+    settings = {
+        name: asked["settings"].get(name) if name.startswith("on_") and value == "stop" else value
+        for name, value in found["settings"].items()
+    }
+    return {**found, "settings": settings}
 
 
 def _refuse_other(path: Path, state: str, found: Any, asked: Any) -> None:

@@ -188,7 +188,7 @@ def test_wrong_inputs(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="there is no directory .*nowhere"):
         ask(tmp_path / "nowhere", tmp_path / "out", url)
     (tmp_path / "rows.jsonl").write_text("{}")
-    with pytest.raises(ConfigError, match="is a file; regenerate reads a directory of conversat"):
+    with pytest.raises(ConfigError, match="is a file; give a directory that `fledge prepare` made"):
         ask(tmp_path / "rows.jsonl", tmp_path / "out", url)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArtifactError, match="has no manifest.json"):
@@ -197,21 +197,39 @@ def test_wrong_inputs(tmp_path: Path) -> None:
     with FlakyServer() as server:
         ask(source, tmp_path / "answers", server.url)
     with pytest.raises(
-        MismatchError, match="answers holds answers; this stage reads conversations"
+        MismatchError, match="answers holds answers, not conversations; give a directory"
     ):
         ask(tmp_path / "answers", tmp_path / "out", url)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_row(tmp_path: Path) -> None:
+def test_rows_that_are_not_those_of_the_manifest(tmp_path: Path) -> None:
     source = make_source(tmp_path / "c", simple_rows(50))
-    lines = (source / "rows-00001.jsonl").read_bytes().splitlines(keepends=True)
-    (source / "rows-00001.jsonl").write_bytes(b"".join([*lines[:2], b"{]\n", *lines[3:]]))
-    with (
-        FlakyServer() as server,
-        pytest.raises(ArtifactError, match=r"rows-00001.jsonl, line 3 is damaged"),
-    ):
-        ask(source, tmp_path / "out", server.url)
+    path = source / "rows-00001.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"user", b"uses", 1))
+    with pytest.raises(ArtifactError, match=r"rows-00001.jsonl was changed after it was made; rem"):
+        ask(source, tmp_path / "out", closed_url())
+    path.write_bytes(content[:-1])
+    with pytest.raises(ArtifactError, match=r"rows-00001.jsonl is \d+ bytes long, and the"):
+        ask(source, tmp_path / "out", closed_url())
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"rows-00001.jsonl is missing"):
+        ask(source, tmp_path / "out", closed_url())
+    path.write_bytes(content)
+    (source / "rows-00009.jsonl").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"rows-00009.jsonl is not in the manifest"):
+        ask(source, tmp_path / "out", closed_url())
+
+
+def test_a_run_without_answers_may_begin_otherwise(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with FlakyServer() as server:
+        with pytest.raises(FetchError, match="connection refused"):
+            ask(source, out, closed_url(), retries=0, model="mistyped")
+        assert ask(source, out, server.url).plan.identity == {"model": "tiny"}
+        with pytest.raises(MismatchError, match="identity.model = 'tiny', and this run has"):
+            ask(source, out, server.url, model="other")
 
 
 def test_too_little_disk(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,21 @@ import pytest
 from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ArtifactError, CapacityError
 from fledge.contracts.progress import SilentProgress
+from fledge.data.input_rows import InputRows
 from fledge.data.regenerate.dialogue import Reply
-from fledge.data.regenerate.input_rows import InputRows
 from fledge.data.regenerate.journal import NOWHERE, Journal, read_entries
 from fledge.data.regenerate.worklist import Worklist
+from fledge.store.manifest import read_manifest
 from tests.unit.data.regenerate_support import make_source, mixed_rows, say
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "answers.journal"
+
+
+def open_rows(source: Path) -> InputRows:
+    return InputRows(source, read_manifest(source), SilentProgress())
 
 
 def fill(path: Path) -> list[int]:
@@ -70,7 +75,7 @@ def test_a_damaged_turn_takes_the_later_ones_of_its_row_along(tmp_path: Path) ->
     source = make_source(tmp_path / "c", mixed_rows(3))
     settings = RegenerateSettings(turns="all")
     path = tmp_path / "answers.journal"
-    with InputRows(source, SilentProgress()) as rows, Journal(path) as journal:
+    with open_rows(source) as rows, Journal(path) as journal:
         worklist = Worklist(rows, journal, settings, "m")
         for dialogue in worklist.pending():
             while not dialogue.is_over:
@@ -82,7 +87,7 @@ def test_a_damaged_turn_takes_the_later_ones_of_its_row_along(tmp_path: Path) ->
     content = bytearray(path.read_bytes())
     content[third[0].offset + 20] ^= 1
     path.write_bytes(content)
-    with InputRows(source, SilentProgress()) as rows, Journal(path) as journal:
+    with open_rows(source) as rows, Journal(path) as journal:
         worklist = Worklist(rows, journal, settings, "m")
         assert worklist.num_damaged == 1
         (dialogue,) = worklist.pending()

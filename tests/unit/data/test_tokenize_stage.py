@@ -243,7 +243,28 @@ def test_an_unclear_row_is_shown_and_stops_the_run(tmp_path: Path, target: Path)
     with pytest.raises(MismatchError, match=r"row chat/7 \(row 7 of chat.jsonl\)") as caught:
         tokenized(tmp_path, target, [*many_rows(2), UNCLEAR])
     assert "message 1 says 'easy', and the template renders it as '2<|im_end|>" in str(caught.value)
-    assert "--set tokenize.on_unclear=skip" in str(caught.value)
+    assert "go on with --set tokenize.on_unclear=skip" in str(caught.value)
+
+
+def test_a_run_that_stopped_at_an_unclear_row_goes_on_without_it(
+    tmp_path: Path, target: Path
+) -> None:
+    rows = [*many_rows(40), UNCLEAR, *many_rows(5)]
+    source, out = write_source(tmp_path / "in", rows), tmp_path / "out"
+    with pytest.raises(MismatchError, match=r"row chat/7 "):
+        run(source, target, out)
+    skipping = replace(SMALL, on_unclear="skip")
+    went_on, _ = run(source, target, out, skipping)
+    assert went_on.plan.settings["on_unclear"] == "skip"
+    assert went_on.fingerprint == run(source, target, tmp_path / "new", skipping)[0].fingerprint
+
+
+def test_other_settings_are_welcome_where_nothing_was_made(tmp_path: Path, target: Path) -> None:
+    source, out = write_source(tmp_path / "in", [*many_rows(2), UNCLEAR]), tmp_path / "out"
+    with pytest.raises(MismatchError, match=r"row chat/7 "):
+        run(source, target, out)
+    settings = replace(SMALL, on_unclear="skip", max_tokens=300)
+    assert run(source, target, out, settings)[0].counts["samples"] == 2
 
 
 def test_a_refused_row_stops_the_run_if_asked(tmp_path: Path, target: Path) -> None:
@@ -252,8 +273,21 @@ def test_a_refused_row_stops_the_run_if_asked(tmp_path: Path, target: Path) -> N
 
 
 def test_nothing_left_is_an_error(tmp_path: Path, target: Path) -> None:
-    with pytest.raises(ArtifactError, match="none of the 2 rows .* 2 of them because the conv"):
+    with pytest.raises(ArtifactError, match="none of the 2 rows .*sample: 2 because the conversat"):
         tokenized(tmp_path, target, [REFUSED, REFUSED])
+    silent = row(4, [{"role": "user", "content": "Hi"}])
+    settings = replace(SMALL, max_tokens=16)
+    with pytest.raises(
+        ArtifactError,
+        match="1 because the target said nothing in them; 3 because what it said begins behind "
+        r"tokenize.max_tokens = 16\.",
+    ):
+        run(
+            write_source(tmp_path / "late", [silent, *many_rows(3)]),
+            target,
+            tmp_path / "late-out",
+            settings,
+        )
 
 
 def test_endless_reasons_are_gathered() -> None:
@@ -392,15 +426,15 @@ def test_inputs_that_cannot_be_read(tmp_path: Path, target: Path) -> None:
     with pytest.raises(MismatchError, match="holds conversations as they were recorded"):
         prepare_job(conversations, str(target), SMALL)
     corpus = write_source(tmp_path / "corpus", rows, "corpus")
-    with pytest.raises(MismatchError, match="holds corpus; tokenize reads answers"):
+    with pytest.raises(MismatchError, match="holds corpus, not answers; give a directory"):
         prepare_job(corpus, str(target), SMALL)
-    with pytest.raises(ConfigError, match="is a file; tokenize reads a directory"):
+    with pytest.raises(ConfigError, match="is a file; give a directory that `fledge regenerate`"):
         prepare_job(corpus / "manifest.json", str(target), SMALL)
     with pytest.raises(ArtifactError, match="there is no directory"):
         prepare_job(tmp_path / "nowhere", str(target), SMALL)
     short = write_source(tmp_path / "short", rows)
     (short / "rows-00000.jsonl").write_text("")
-    with pytest.raises(ArtifactError, match="is missing or not .* bytes long, as the manifest"):
+    with pytest.raises(ArtifactError, match="is 0 bytes long, and the manifest says"):
         prepare_job(short, str(target), SMALL)
 
 
@@ -410,7 +444,23 @@ def test_answers_of_another_tokenizer_are_refused(tmp_path: Path, target: Path) 
     source = write_source(tmp_path / "in", many_rows(2), identity=identity)
     with pytest.raises(MismatchError, match="was answered by zephyr with tokenizer .*vocabulary"):
         prepare_job(source, str(target), SMALL)
-    assert prepare_job(source, str(tmp_path / "other"), SMALL).facts.vocab_size == 512
+    job = prepare_job(source, str(tmp_path / "other"), SMALL)
+    assert (job.plan.identity["target"], job.plan.identity["answered_by"]) == ("other", "zephyr")
+
+
+def test_answers_in_a_chat_need_a_template(tmp_path: Path, target: Path) -> None:
+    bare = save_target(tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    chat = write_source(tmp_path / "chat", many_rows(2), identity={"model": "served"})
+    with pytest.raises(
+        MismatchError, match=r"by served in a chat, and .*bare has no chat template; give the"
+    ):
+        prepare_job(chat, str(bare), SMALL)
+    raw = write_source(tmp_path / "raw", many_rows(2), settings={"raw": True})
+    recorded = write_source(tmp_path / "recorded", many_rows(2), "conversations")
+    assert prepare_job(raw, str(bare), SMALL).plan.identity["answered_by"] is None
+    assert len(run(raw, target, tmp_path / "a")[1]) == 2
+    assert len(run(recorded, bare, tmp_path / "b", replace(SMALL, as_recorded=True))[1]) == 2
 
 
 def test_a_tokenizer_larger_than_the_target_is_refused(tmp_path: Path, source: Path) -> None:

@@ -115,7 +115,7 @@ def test_changed_bytes_are_seen_by_verify(tmp_path: Path) -> None:
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     with open_stage(tmp_path, Plan(kind="answers", settings={})) as stage:
         stage.finish(counts={}, files=[])
-    with pytest.raises(MismatchError, match="holds answers; this stage reads corpus"):
+    with pytest.raises(MismatchError, match="holds answers, not corpus; give a directory that"):
         Corpus.open(tmp_path)
 
 

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from fledge.contracts.errors import ArtifactError, MismatchError
-from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest, write_json
+from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
+from fledge.store.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Plan,
+    read_input,
+    read_manifest,
+    write_json,
+)
 
 MANIFEST = Manifest(
     plan=Plan(kind="conversations", settings={"rows": 3, "paths": ("ä.jsonl", "b.jsonl")}),
@@ -20,7 +27,7 @@ MANIFEST = Manifest(
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     MANIFEST.write(tmp_path)
-    found = read_manifest(tmp_path, "conversations")
+    found = read_manifest(tmp_path)
     assert found.fingerprint == MANIFEST.fingerprint
     assert found.plan.settings == {"rows": 3, "paths": ["ä.jsonl", "b.jsonl"]}
     assert found.counts == {"rows": 3, "by_length": {"9": 1, "10": 2}}
@@ -50,8 +57,24 @@ def test_no_directory_and_unfinished_directory(tmp_path: Path) -> None:
 
 def test_a_directory_of_another_kind(tmp_path: Path) -> None:
     MANIFEST.write(tmp_path)
-    with pytest.raises(MismatchError, match=r"holds conversations; this stage reads answers\."):
-        read_manifest(tmp_path, "answers")
+    (tmp_path / "rows-00000.jsonl").write_text("12345")
+    assert read_input(tmp_path, "answers", "conversations").counts["rows"] == 3
+    with pytest.raises(
+        MismatchError,
+        match="holds conversations, not answers; give a directory that `fledge regenerate` made",
+    ):
+        read_input(tmp_path, "answers")
+    with pytest.raises(ConfigError, match=r"manifest.json is a file; give a directory that"):
+        read_input(tmp_path / MANIFEST_NAME, "corpus")
+
+
+def test_lost_and_cut_files_are_named(tmp_path: Path) -> None:
+    MANIFEST.write(tmp_path)
+    with pytest.raises(ArtifactError, match=r"rows-00000.jsonl is missing, and the manifest says"):
+        read_input(tmp_path, "conversations")
+    (tmp_path / "rows-00000.jsonl").write_text("1234")
+    with pytest.raises(ArtifactError, match=r"is 4 bytes long.* says 5 bytes; remove .* and make"):
+        read_input(tmp_path, "conversations")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_a_stage_is_finished_once(tmp_path: Path) -> None:
     with open_stage(out, PLAN) as stage:
         assert stage.is_finished
         assert stage.manifest.fingerprint == made.fingerprint
-    assert read_manifest(out, "conversations").counts == {"rows": 1}
+    assert read_manifest(out).counts == {"rows": 1}
 
 
 def test_unfinished_work_is_reopened(tmp_path: Path) -> None:
@@ -84,6 +84,37 @@ def test_other_work_is_refused_by_its_first_difference(tmp_path: Path) -> None:
         open_stage(tmp_path, plan(sources=[{"name": "b"}])).__enter__()
 
 
+def test_without_results_there_is_nothing_to_protect(tmp_path: Path) -> None:
+    with open_stage(tmp_path, PLAN):
+        pass
+    with open_stage(tmp_path, plan(rows=4), has_results=lambda path: False):
+        pass
+    with pytest.raises(MismatchError, match=r"settings.rows = 4, and this run has"):
+        open_stage(tmp_path, PLAN, has_results=lambda path: True).__enter__()
+    answers = Plan(kind="answers", settings={})
+    with pytest.raises(MismatchError, match=r"kind = 'conversations', and this run has kind = 'a"):
+        open_stage(tmp_path, answers, has_results=lambda path: False).__enter__()
+
+
+def test_a_run_that_stopped_at_a_bad_row_may_skip_it(tmp_path: Path) -> None:
+    with open_stage(tmp_path, plan(on_bad_row="stop")):
+        pass
+    with open_stage(tmp_path, plan(on_bad_row="skip")) as stage:
+        (tmp_path / "part").write_text("half")
+    with pytest.raises(MismatchError, match=r"settings.on_bad_row = 'skip', and this run has"):
+        open_stage(tmp_path, plan(on_bad_row="stop")).__enter__()
+    with open_stage(tmp_path, plan(on_bad_row="skip")) as stage:
+        made = stage.finish(counts={}, files=[])
+    assert made.plan.settings["on_bad_row"] == "skip"
+
+
+def test_a_finished_directory_that_lost_a_file(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "rows-00000.jsonl").unlink()
+    with pytest.raises(ArtifactError, match=r"rows-00000.jsonl is missing"):
+        open_stage(tmp_path, PLAN).__enter__()
+
+
 def test_long_differences_are_cut(tmp_path: Path) -> None:
     with open_stage(tmp_path, PLAN):
         pass
@@ -100,9 +131,10 @@ def test_a_strangers_directory_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_damaged_plan(tmp_path: Path) -> None:
-    (tmp_path / PLAN_NAME).write_bytes(b"\xff{")
-    with pytest.raises(ArtifactError, match="is damaged; remove .* and start again"):
-        open_stage(tmp_path, PLAN).__enter__()
+    for damage in (b"\xff{", b"[1]", b'{"schema": 1}'):
+        (tmp_path / PLAN_NAME).write_bytes(damage)
+        with pytest.raises(ArtifactError, match="is damaged; remove .* and start again"):
+            open_stage(tmp_path, PLAN).__enter__()
 
 
 def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:

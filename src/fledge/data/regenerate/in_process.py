@@ -8,7 +8,6 @@ The whole answer is text: tool calls and thinking in it are not taken apart. The
 the target said, whatever the text leaves out.
 """
 
-from pathlib import Path
 from typing import Any
 
 from fledge.contracts.data_settings import RegenerateSettings
@@ -21,6 +20,7 @@ from fledge.data.regenerate.worklist import Worklist
 from fledge.engine.engine import Engine
 from fledge.engine.request import Request
 from fledge.engine.sequence import Sequence
+from fledge.models.resolve import target_name
 from fledge.models.tokenizer import TargetTokenizer
 
 _WAITING_PER_RUNNING = 1
@@ -39,7 +39,7 @@ class EngineAnswerer:
                 f"the target {target} has no chat template, so it cannot read conversations; "
                 "`--set regenerate.raw=true` continues single user messages as plain text."
             )
-        self.model = Path(target).name if Path(target).exists() else target
+        self.model = target_name(target)
         self.device = str(engine.target.device)
         self.identity: dict[str, Any] = {"model": self.model, "tokenizer": tokenizer.identity}
         self._engine = engine

@@ -6,20 +6,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fledge.contracts.data_settings import RegenerateSettings
-from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.toml_settings import to_plain
+from fledge.data.input_rows import InputRows
 from fledge.data.regenerate.dialogue import Dialogue
-from fledge.data.regenerate.input_rows import InputRows
 from fledge.data.regenerate.journal import JOURNAL_NAME, Journal, read_entries
 from fledge.data.regenerate.merge import merge
 from fledge.data.regenerate.worklist import Worklist
 from fledge.store.capacity import require_disk, translated_disk_errors
-from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest
+from fledge.store.manifest import (
+    ANSWERS,
+    CONVERSATIONS,
+    MANIFEST_NAME,
+    Manifest,
+    Plan,
+    read_input,
+)
 from fledge.store.stage_directory import StageDirectory, open_stage
 
-KIND = "answers"
-SOURCE_KIND = "conversations"
 BATCH_PATTERN = "batch-*.jsonl*"
 """Files of the Batch API's way, which are of no use once the directory is whole."""
 
@@ -75,39 +79,42 @@ def regenerate(
     Rows that get no answer although the server answers others stop the run at its end, unless
     `give_up` counts them as failed.
     """
-    plan = plan_of(source, settings, answerer.identity)
-    with open_stage(out, plan) as stage:
+    parent = read_input(source, CONVERSATIONS)
+    decisive = {k: v for k, v in to_plain(settings).items() if k not in _HOW_SETTINGS}
+    plan = Plan(
+        kind=ANSWERS,
+        settings=decisive,
+        parents={CONVERSATIONS: parent.fingerprint},
+        identity=dict(answerer.identity),
+    )
+    with open_stage(out, plan, has_results=_has_answers) as stage:
         if not stage.is_finished:
-            with InputRows(source, progress) as rows, translated_disk_errors(out, place="output"):
+            with (
+                InputRows(source, parent, progress) as rows,
+                translated_disk_errors(out, place="output"),
+            ):
                 _run(stage, rows, settings, answerer, progress, give_up=give_up)
         for leftover in [out / JOURNAL_NAME, *out.glob(BATCH_PATTERN)]:
             leftover.unlink(missing_ok=True)
         return stage.manifest
 
 
-def plan_of(source: Path, settings: RegenerateSettings, identity: Mapping[str, Any]) -> Plan:
-    """What the output will be, by the settings that decide it."""
-    check_source(source)
-    decisive = {k: v for k, v in to_plain(settings).items() if k not in _HOW_SETTINGS}
-    parent = read_manifest(source, SOURCE_KIND)
-    return Plan(
-        kind=KIND,
-        settings=decisive,
-        parents={SOURCE_KIND: parent.fingerprint},
-        identity=dict(identity),
-    )
+def _has_answers(out: Path) -> bool:
+    """Whether there is anything in the journal beside rows that failed, which are asked again."""
+    journal = out / JOURNAL_NAME
+    entries = read_entries(journal) if journal.exists() else iter(())
+    return any(entry is None or entry.kind != "failed" for entry in entries)
 
 
 def preview(
     source: Path, out: Path, settings: RegenerateSettings, *, progress: Progress
 ) -> Preview:
     """How much there is to ask; writes nothing and asks nobody."""
-    check_source(source)
-    read_manifest(source, SOURCE_KIND)
+    parent = read_input(source, CONVERSATIONS)
     journal = out / JOURNAL_NAME
     is_finished = (out / MANIFEST_NAME).exists()
     with (
-        InputRows(source, progress) as rows,
+        InputRows(source, parent, progress) as rows,
         progress.task("counting questions", len(rows), "rows") as task,
     ):
         is_done = bytearray([is_finished]) * len(rows)
@@ -127,15 +134,6 @@ def preview(
             questions=num_questions,
             needed_bytes=0 if is_finished else _needed_bytes(rows, settings, journal),
             is_finished=is_finished,
-        )
-
-
-def check_source(source: Path) -> None:
-    """A file is a likely mistake, and the answer to it is another verb."""
-    if source.is_file():
-        raise ConfigError(
-            f"{source} is a file; regenerate reads a directory of conversations, which "
-            "`fledge prepare` makes from files."
         )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import FetchError, RequestError
 from fledge.contracts.progress import Task
+from fledge.data.input_rows import InputRows
 from fledge.data.regenerate.dialogue import Dialogue, Reply
-from fledge.data.regenerate.input_rows import InputRows
 from fledge.data.regenerate.journal import NOWHERE, Entry, Journal
 
 FIRST_REFUSALS = 16

@@ -1,5 +1,6 @@
 """The rows of a finished directory by number, without holding them: 12 bytes per row."""
 
+import hashlib
 import json
 from array import array
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import BinaryIO
 from fledge.contracts.conversation import Conversation
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress
+from fledge.store.manifest import Manifest
 from fledge.store.rows import row_files
 
 
 class InputRows:
     """Conversations by their position in a directory, counted over all its files from 0."""
 
-    def __init__(self, directory: Path, progress: Progress) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, progress: Progress) -> None:
+        """Reads the files once and refuses those that are not what the manifest says."""
         self._paths = row_files(directory)
         self._offsets = array("q")
         self._file_of = array("i")
@@ -24,15 +27,21 @@ class InputRows:
         self.num_bytes = sum(path.stat().st_size for path in self._paths)
         with progress.task(f"reading {directory.name}", self.num_bytes) as task:
             for number, path in enumerate(self._paths):
-                task.advance(self._index(number, path))
+                task.advance(self._index(number, path, manifest))
 
-    def _index(self, number: int, path: Path) -> int:
+    def _index(self, number: int, path: Path, manifest: Manifest) -> int:
         offset = 0
+        digest = hashlib.sha256()
         with path.open("rb") as file:
             for line in file:
                 self._offsets.append(offset)
                 self._file_of.append(number)
                 offset += len(line)
+                digest.update(line)
+        entry = manifest.files.get(path.name)
+        if entry is None or entry["sha256"] != digest.hexdigest():
+            state = "is not in the manifest" if entry is None else "was changed after it was made"
+            raise ArtifactError(f"{path} {state}; remove {path.parent} and make it again.")
         return offset
 
     def __len__(self) -> int:
