@@ -1,4 +1,4 @@
-"""A directory appears under its name whole or not at all.
+"""A directory or a file appears under its name whole or not at all.
 
 It is written into a hidden sibling, flushed to the disk, and renamed. Callers hold the lock of the
 directory, so every other hidden sibling belongs to a run that died and may be removed.
@@ -28,6 +28,15 @@ def publish_directory(final: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     flush(final.parent)
+
+
+def publish_file(path: Path, content: bytes) -> None:
+    """Write a file that takes its name when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    flush(temporary)
+    temporary.replace(path)
+    flush(path.parent)
 
 
 def flush(path: Path) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from fledge.contracts.errors import ArtifactError
-from fledge.store.cache_publish import flush
+from fledge.store.cache_publish import publish_file
 
 SHARD_PATTERN = "shard-*.safetensors"
 LAYOUT = 1
@@ -93,12 +93,8 @@ def write_shard(
     }
     note = {"layout": LAYOUT, "sources": [*sources], "next_row": next_row, "tally": tally}
     # One entry only: the writer puts several in an order that differs from run to run.
-    content = save(tensors, metadata={_METADATA: json.dumps(note, ensure_ascii=False)})
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    flush(temporary)
-    temporary.replace(path)
-    flush(path.parent)
+    metadata = {_METADATA: json.dumps(note, ensure_ascii=False)}
+    publish_file(path, save(tensors, metadata=metadata))
 
 
 def _offsets(lengths: list[int]) -> NDArray[np.int64]:

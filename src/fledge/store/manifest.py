@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
-from fledge.store.cache_publish import flush
+from fledge.store.cache_publish import publish_file
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
@@ -135,12 +135,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    temporary.write_bytes(encode_json(text))
-    flush(temporary)
-    temporary.replace(path)
-    flush(path.parent)
+    publish_file(path, encode_json(json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
 
 
 def encode_json(text: str) -> bytes:

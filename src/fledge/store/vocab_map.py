@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from fledge.contracts.errors import ArtifactError, ConfigError
-from fledge.store.cache_publish import flush
+from fledge.store.cache_publish import publish_file
 
 VOCAB_MAP_NAME = "vocab_map.safetensors"
 
@@ -51,11 +51,7 @@ class VocabMap:
         return int(counts[self.target_ids].sum()) / total if total else 1.0
 
     def save(self, path: Path) -> None:
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(save({"d2t": self.d2t, "t2d": self.t2d}))
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)
+        publish_file(path, save({"d2t": self.d2t, "t2d": self.t2d}))
 
     @classmethod
     def load(cls, path: Path) -> "VocabMap":
