@@ -30,6 +30,16 @@ def test_lines_state_share_rate_and_time_left(capsys: pytest.CaptureFixture[str]
     assert lines[6].startswith("thinking: 3 steps, ")
 
 
+def test_slow_work_has_a_rate_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 40.0, 42.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with LineProgress().task("asking", 10, unit="rows") as task:
+        task.advance(5)
+    assert "asking: 50% of 10 rows, 0.12 rows/s, 40 s left\n" in capsys.readouterr().err
+
+
 def test_a_failed_task_is_not_called_done(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError, match="broken"), LineProgress().task("working", 5, unit="steps"):
         raise OSError("broken")

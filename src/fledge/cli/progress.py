@@ -57,7 +57,7 @@ class _LineTask:
 
     def _state(self, elapsed_s: float) -> str:
         rate = self._done / elapsed_s if elapsed_s > 0 else 0.0
-        speed = f"{_amount(round(rate), self._unit)}/s"
+        speed = _speed(rate, self._unit)
         if not self._total:
             return f"{_amount(self._done, self._unit)}, {speed}"
         share = min(self._done / self._total, 1.0)
@@ -67,6 +67,13 @@ class _LineTask:
 
 def _amount(number: int, unit: str) -> str:
     return format_bytes(number) if unit == "bytes" else f"{number:,} {unit}"
+
+
+def _speed(rate: float, unit: str) -> str:
+    """A rate per second; a target may need seconds for each row."""
+    if unit != "bytes" and 0 < rate < 10:
+        return f"{rate:.2g} {unit}/s"
+    return f"{_amount(round(rate), unit)}/s"
 
 
 class BarProgress:
@@ -139,7 +146,7 @@ def _make_display() -> Any:
             text = f"{_amount(int(task.completed), unit)} of {_amount(int(task.total), unit)}"
             speed = task.finished_speed or task.speed
             if speed:
-                text += f", {_amount(round(speed), unit)}/s"
+                text += f", {_speed(speed, unit)}"
             return Text(text)
 
     return progress.Progress(
