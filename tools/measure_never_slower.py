@@ -118,7 +118,7 @@ def main() -> None:
     kind = torch.cuda.get_device_name() if target.device.type == "cuda" else "cpu"
     document = {
         "provenance": provenance.collect(device=kind, commit=options.commit),
-        "target": options.target,
+        "target": Path(options.target).name,
         "dtype": str(target.dtype),
         "head": "random, as large as a real one",
         "rows": rows,
