@@ -20,7 +20,7 @@ from fledge.testing import ScriptedDrafter
 
 VOCAB_SIZE = 61
 POISON = VOCAB_SIZE - 1
-"""A row that sees this token has logits that are no numbers."""
+"""Its entry is no number, nor are logits of rows that read it, even where they are masked."""
 
 
 def next_token(seen: Many[int]) -> int:
@@ -66,8 +66,10 @@ class OracleTarget:
             seen = max((rows[row] for rows in seen_by_window), key=len)
             assert all(rows[row] == seen[-len(rows[row]) :] for rows in seen_by_window)
             logits_TV[row, next_token(seen)] = 1.0
-            if POISON in seen:
-                logits_TV[row] = float("nan")
+        for segment in packed.view(self._windows[0]).segments():
+            (tokens, _) = memory.for_window(self._windows[0]).read(0, segment.key_slots_K)
+            if (tokens == POISON).any():
+                logits_TV[segment.rows] = float("nan")
         return TargetOutput(
             logits_TV if logit_rows_R is None else logits_TV[logit_rows_R], features_TF=None
         )

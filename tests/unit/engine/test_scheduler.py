@@ -117,6 +117,41 @@ def test_a_prompt_moves_on_even_where_drafts_would_fill_the_pass() -> None:
     engine.abort(streams)
 
 
+def test_drafts_keep_their_part_of_a_pass_while_prompts_are_read() -> None:
+    asked = prompt(6)
+    engine, target = oracle_engine(
+        drafter=oracle_drafter([asked], accuracy=1.0, budget=10), tree=TREE, max_pass_tokens=32
+    )
+    stream = add(engine, asked, 100)
+    engine.step()
+    long = add(engine, prompt(60, 7), 1)
+    while not long.is_finished:
+        said = len(stream.output_ids)
+        engine.step()
+        assert len(stream.output_ids) == said + 5
+    assert max(target.num_rows) == 32
+    engine.abort([stream])
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_an_answer_cut_short_of_what_was_accepted_leaves_true_entries(
+    block_size: int, max_tokens: int
+) -> None:
+    """The limit falls anywhere inside what one pass accepts; what is kept is used again."""
+    asked = prompt(6)
+    drafter = oracle_drafter([asked], accuracy=1.0, budget=4)
+    engine, _ = oracle_engine(drafter=drafter, tree=TREE, block_size=block_size)
+    first = add(engine, asked, max_tokens)
+    run(engine)
+    asked = [*asked, *first.output_ids, 3]
+    drafter._answers[tuple(asked)] = answer(asked, 50)
+    second = add(engine, asked, 8)
+    run(engine)
+    check_answers([first, second])
+    assert second.num_prompt_reused >= len(asked) - 2
+
+
 def test_prompts_are_read_in_the_order_of_importance() -> None:
     engine, _ = oracle_engine(max_pass_tokens=8)
     late, urgent = add(engine, prompt(20, 1), 1), add(engine, prompt(20, 2), 1, priority=1)
@@ -422,7 +457,7 @@ def test_a_prompt_that_is_being_read_goes_before_drafts() -> None:
         drafter=oracle_drafter(prompts, accuracy=1.0, budget=12),
         tree=TREE,
         cache_tokens=15 * 4,
-        max_pass_tokens=20,
+        max_pass_tokens=19,
     )
     first = add(engine, prompts[0], 20)
     engine.step()
@@ -523,38 +558,45 @@ def test_a_budget_of_nothing_is_refused() -> None:
         oracle_engine(tree=TreeSettings(budget=0))
 
 
-def test_logits_that_are_no_numbers_fail_one_request_and_no_other() -> None:
-    engine, _ = oracle_engine()
+@pytest.mark.parametrize("max_pass_tokens", [64, 8])
+def test_logits_that_are_no_numbers_fail_one_request_and_no_other(max_pass_tokens: int) -> None:
+    """Whether the prompt is read at once or in parts, of which some are known to others."""
+    engine, _ = oracle_engine(max_pass_tokens=max_pass_tokens)
     good = [add(engine, prompt(8, seed), 10) for seed in range(2)]
-    bad = add(engine, [*prompt(9, 5), POISON, 3, 4], 10)
+    asked = [*prompt(9, 5), POISON, *prompt(12, 6)]
+    bad = add(engine, asked, 10)
     run(engine)
     check_answers(good)
     assert not bad.is_finished
-    assert "are not numbers" in str(bad.error)
+    assert "after token 22 of this request are not numbers" in str(bad.error)
     assert (engine.stats.num_failed, engine.stats.num_finished) == (1, 2)
     assert_idle(engine)
-    again = add(engine, prompt(9, 5), 4)
+    again = add(engine, asked[:9], 4)
     run(engine)
     check_answers([again])
     assert again.num_prompt_reused == 0, "nothing of a failed request is used again"
 
 
-def test_a_draft_without_numbers_costs_a_cycle_and_nothing_else() -> None:
-    """Drafts of the poison: the target's own logits are fine, so the answer is."""
-    asked = prompt(8)
-    drafter = oracle_drafter([asked], accuracy=1.0, depth=3, width=2, budget=4)
-    drafter._answers[tuple(asked)] = [*answer(asked, 6), POISON, *answer(asked, 30)[7:]]
+@pytest.mark.parametrize("params", [{}, {"presence_penalty": 1.5}])
+def test_a_draft_without_numbers_costs_a_cycle_and_nothing_else(params: dict[str, float]) -> None:
+    """Its neighbours in the tree have no numbers either; asked again without drafts, they do.
+
+    What the failed walk has said is not counted for penalties.
+    """
+    asked, other = prompt(8), prompt(5, 3)
+    drafter = oracle_drafter([asked, other], accuracy=1.0, depth=3, width=2, budget=4)
+    right = answer(asked, 30)
+    drafter._answers[tuple(asked)] = [*right[:6], POISON, *right[7:]]
     engine, _ = oracle_engine(drafter=drafter, tree=TREE)
-    seq = add(engine, asked, 20, params={"presence_penalty": 0.1})
-    other = add(engine, prompt(5, 3), 20)
-    drafter._answers[tuple(prompt(5, 3))] = answer(prompt(5, 3), 60)
+    sequences = [add(engine, asked, 20, params=params), add(engine, other, 20)]
     run(engine)
-    assert seq.is_finished
-    check_answers([other])
     plain, _ = oracle_engine()
-    wanted = add(plain, asked, 20, params={"presence_penalty": 0.1})
+    wanted = [add(plain, asked, 20, params=params), add(plain, other, 20)]
     run(plain)
-    assert seq.output_ids == wanted.output_ids
+    assert [seq.output_ids for seq in sequences] == [seq.output_ids for seq in wanted]
+    assert engine.stats.num_failed == 0
+    # Two cycles find the poison among their drafts and say nothing.
+    assert engine.stats.num_request_cycles == sum(seq.cycles for seq in sequences) + 2
 
 
 @pytest.mark.parametrize("failing", ["start", "reserve", "release"])
