@@ -20,12 +20,16 @@ from tests.unit.data.flaky_server import FlakyServer
 from tests.unit.data.regenerate_support import make_source, output_bytes, simple_rows
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_TORCH = """
+BEYOND_A_SMALL_MACHINE = (
+    *("torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub"),
+    *("gguf", "numpy", "stdnum", "zstandard", "xxhash", "pyarrow", "obstore"),
+)
+WITHOUT_TORCH = f"""
 import sys
 class NotInstalled:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "numpy", "safetensors", "tokenizers"):
-            raise ModuleNotFoundError(f"No module named {name!r}")
+        if name.split(".")[0] in {BEYOND_A_SMALL_MACHINE!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, NotInstalled())
 from fledge.cli.main import main
 sys.exit(main(sys.argv[1:]))
@@ -169,6 +173,18 @@ def test_a_url_needs_no_torch(source: Path, tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
     assert len(list(read_rows(tmp_path / "out"))) == 30
+
+
+def test_without_torch_the_target_cannot_run_here(source: Path, tmp_path: Path) -> None:
+    words = [str(source), "--out", str(tmp_path / "out")]
+    process = start(words, [sys.executable, "-c", WITHOUT_TORCH])
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.fullmatch(
+        r"error: this needs the package \w+, which is not installed; install fledge with "
+        r"everything it needs: pip install fledge\.",
+        stderr.splitlines()[-1],
+    )
 
 
 def test_interrupted_and_resumed(source: Path, tmp_path: Path, program: list[str]) -> None:

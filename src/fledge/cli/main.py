@@ -128,6 +128,12 @@ def _explain(error: Exception, *, is_debug: bool) -> int:
         message = error.format_message().replace("Value error, ", "")
         _say(f"error: {message} (`{path} --help` lists what there is)")
         return int(getattr(error, "exit_code", 2))
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "fledge").startswith("fledge"):
+        _say(
+            f"error: this needs the package {error.name}, which is not installed; install fledge "
+            "with everything it needs: pip install fledge."
+        )
+        return 1
     what = f"{type(error).__name__}: {error}".strip().rstrip(":").splitlines()[0]
     hint = "" if is_debug else f"; run again with {_DEBUG} for the traceback"
     _say(f"error: unexpected {what}{hint}")
