@@ -122,7 +122,7 @@ def test_rows_keep_where_they_came_from(finished: Path) -> None:
 
 
 def test_only_the_result_is_left(finished: Path) -> None:
-    manifest = read_manifest(finished, "conversations")
+    manifest = read_manifest(finished)
     names = {path.name for path in finished.iterdir()}
     assert names == {
         "rows-00000.jsonl",
