@@ -60,14 +60,12 @@ def rows(engine: Engine) -> list[dict[str, Any]]:
 
 def write(
     engine: Engine,
-    settings: SelfSettings = SETTINGS,
     *,
-    source: SourceSettings = SOURCE,
     seed: int = 0,
     journal: Path | None = None,
 ) -> list[dict[str, Any]]:
     writer = SelfPromptWriter(engine, journal=journal)
-    return [row.to_json() for row in writer(source, settings, seed)]
+    return [row.to_json() for row in writer(SOURCE, SETTINGS, seed)]
 
 
 def prompts(rows: list[dict[str, Any]]) -> list[str]:
@@ -89,11 +87,19 @@ def test_rows_are_prompts_with_an_origin(rows: list[dict[str, Any]]) -> None:
 
 
 def test_the_same_run_gives_the_same_rows(engine: Engine, rows: list[dict[str, Any]]) -> None:
-    again = write(engine)
-    assert prompts(again) == prompts(rows)
-    other_source = SourceSettings(name="other", path=("self",), licence="MIT")
-    assert prompts(write(engine, source=other_source)) != prompts(rows)
-    assert prompts(write(engine, seed=1)) != prompts(rows)
+    assert prompts(write(engine)) == prompts(rows)
+
+
+def test_source_and_seed_decide_every_try(engine: Engine) -> None:
+    writer = SelfPromptWriter(engine)
+    other = SourceSettings(name="other", path=("self",), licence="MIT")
+    runs = [(SOURCE, 0), (SOURCE, 1), (other, 0)]
+    seeds = [
+        writer._plan(source, SETTINGS, seed, number).seed
+        for source, seed in runs
+        for number in range(20)
+    ]
+    assert len(set(seeds)) == 60
 
 
 def test_tries_start_where_the_user_writes(engine: Engine) -> None:
@@ -182,8 +188,10 @@ def test_a_target_that_writes_nothing_usable_ends_the_tries(engine: Engine) -> N
     assert f"wrote 0 usable prompts in {report.tries} tries, and 16 were asked" in notes.notes[0]
 
 
-def test_an_interrupted_run_asks_only_for_the_rest(engine: Engine, tmp_path: Path) -> None:
-    whole = prompts(write(engine))
+def test_an_interrupted_run_asks_only_for_the_rest(
+    engine: Engine, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    whole = prompts(rows)
     counting = CountingEngine(engine.target)
     first = SelfPromptWriter(counting, journal=tmp_path)(SOURCE, SETTINGS, 0)
     begun = [next(first).messages[-1]["content"] for _ in range(2)]
