@@ -1,0 +1,74 @@
+"""The controller on simulated machines, over all machines, heads and loads of the simulation.
+
+    python tools/measure_controller.py --out benchmarks/FILE.json
+
+Rates are tokens per second over the best fixed setting (found by trying all) after 250 cycles, and
+over plain decoding from the first cycle on. tests/unit/engine/controller_simulation.py says how a
+run is simulated.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fledge.contracts import provenance
+from fledge.engine.controller import AdaptiveController
+from tests.unit.engine.controller_simulation import (
+    ACCURACIES,
+    MACHINES,
+    MAX_PASS_TOKENS,
+    TREE,
+    Accuracy,
+    Machine,
+    Run,
+    TreeBank,
+    best_fixed,
+)
+
+WARM_UP = 250
+LOADS = (1, 4, 16, 64, 256)
+
+
+def measure(machine: Machine, accuracy: Accuracy, bank: TreeBank, cycles: int) -> dict[str, object]:
+    times = machine.pass_times(distortion=0.1, seed=1)
+    run = Run(machine, AdaptiveController(TREE, times, max_pass_tokens=MAX_PASS_TOKENS))
+    run.cycles(bank, cycles)
+    best = best_fixed(machine, bank)
+    return {
+        "machine": machine.name,
+        "head": accuracy.name,
+        "requests": bank.num_requests,
+        "best_over_plain": round(best.rate / best.plain_rate, 4),
+        "over_best": round(run.rate(WARM_UP) / best.rate, 4),
+        "over_plain": round(run.rate() / best.plain_rate, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    rows = []
+    for accuracy in ACCURACIES:
+        for num_requests in LOADS:
+            bank = TreeBank(accuracy, num_requests)
+            rows += [measure(machine, accuracy, bank, options.cycles) for machine in MACHINES]
+            print(json.dumps(rows[-len(MACHINES) :]), flush=True)
+    document = {
+        "provenance": provenance.collect(device="cpu"),
+        "cycles": options.cycles,
+        "warm_up": WARM_UP,
+        "worst_over_best": min(float(str(row["over_best"])) for row in rows),
+        "worst_over_plain": min(float(str(row["over_plain"])) for row in rows),
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(document["worst_over_best"], document["worst_over_plain"])
+
+
+if __name__ == "__main__":
+    main()
