@@ -202,6 +202,21 @@ def test_a_drafter_without_memory_takes_none(targets: dict[str, Target]) -> None
     assert cache.head_memory.num_slots == 0
 
 
+@pytest.mark.parametrize("head_window", [None, 6, 8])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid"])
+def test_target_and_head_together_stay_within_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+    targets: dict[str, Target],
+    architecture: str,
+    head_window: int | None,
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 500_000)
+    target = targets[architecture]
+    engine = Engine(target, tiny_head(target, sliding_window=head_window))
+    engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert 180_000 < engine.stats.cache_bytes <= 200_000
+
+
 def test_requests_share_the_memory_of_a_small_device(
     monkeypatch: pytest.MonkeyPatch, targets: dict[str, Target]
 ) -> None:
