@@ -52,6 +52,11 @@ class AcceptanceModel:
         self._accepted_D = [0.0] * tree.depth
 
     @property
+    def has_observed(self) -> bool:
+        """Whether anything was ever drafted."""
+        return self._num_cycles > 0
+
+    @property
     def scale(self) -> float:
         """Drafts accepted for each one expected."""
         ratio = (self._accepted + _SCALE_TOKENS) / (self._expected + _SCALE_TOKENS)

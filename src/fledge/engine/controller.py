@@ -97,7 +97,7 @@ class AdaptiveController:
         choice = self._choice(load)
         self._newest = choice
         plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
-        if self._guard.is_pausing:
+        if self._guard.is_pausing or not self._model.has_observed:
             plan = PLAIN
         if (probe := self._prober.propose(plan, choice.outlook, load)) is not None:
             return probe
@@ -130,14 +130,15 @@ class AdaptiveController:
     def _usual_rate(self, load: Load) -> float:
         """What the plan in use is expected to yield."""
         choice = self._newest
-        if choice is None or self._guard.is_pausing:
+        if choice is None or self._guard.is_pausing or not self._model.has_observed:
             return self._planner.rate(PLAIN, load)
         plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
         return self._planner.rate(plan, load)
 
     def state(self) -> dict[str, object]:
         choice = self._newest
-        plan = PLAIN if choice is None or self._guard.is_pausing else choice.plan
+        is_plain = self._guard.is_pausing or not self._model.has_observed
+        plan = PLAIN if choice is None or is_plain else choice.plan
         return {
             "controller": "adaptive",
             "plan": _shown(plan),
@@ -155,6 +156,8 @@ class AdaptiveController:
             return "nothing decoded yet"
         if self._guard.is_pausing:
             return "drafting was measured to be slower than plain decoding"
+        if not self._model.has_observed:
+            return "no drafts seen yet"
         if self._newest.outlook.best_drafting is None:
             return "no room for drafts in the pass"
         if self._newest.plan.is_plain:

@@ -59,11 +59,12 @@ class CycleCosts:
 
     def every_drafting_s(
         self, load: Load, depths: Array, widths: Array, nodes: Array, gains: Array
-    ) -> Array:
-        """Cycles with drafts for all requests: arrays that broadcast to one shape."""
+    ) -> tuple[Array, Array]:
+        """Cycles with drafts for all requests: what is expected, and what is possible at best.
+
+        Takes arrays that broadcast to one shape.
+        """
         num_tokens = load.num_requests + load.num_other_tokens + nodes
-        verify_s = self._times.target.seconds(num_tokens)
-        context_s = self._times.context_s * load.context_tokens
         if (head := self._times.head) is None:
             draft_s = np.full_like(gains, self._headless_s)
         else:
@@ -71,8 +72,9 @@ class CycleCosts:
             steps_s = (depths - 1.0) * head.seconds(load.num_requests * widths)
             extend_s = head.seconds(load.num_requests * (1.0 + gains))
             draft_s = extend_s + steps_s
-        total: Array = draft_s + verify_s + context_s + self.other_s(True)
-        return total
+        rest_s = draft_s + self._times.context_s * load.context_tokens + self.other_s(True)
+        target = self._times.target
+        return rest_s + target.seconds(num_tokens), rest_s + target.fastest(num_tokens)
 
     def other_s(self, has_drafts: bool) -> float:
         """Outside the passes; the other kind of cycle's while this kind was not seen."""

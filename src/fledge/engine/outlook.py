@@ -6,12 +6,15 @@ Legend: D depths, P width presets, X numbers of nodes.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.cycle_costs import CycleCosts
 from fledge.engine.draft_gains import NODE_GRID
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,9 @@ class Outlook:
 
     drafting_rate: float
     """What it is expected to yield."""
+
+    promising: DraftPlan | None
+    """What would be best if sizes of passes that were hardly seen were as fast as they may be."""
 
 
 class Planner:
@@ -52,19 +58,24 @@ class Planner:
         """The best of all depths, widths and numbers of nodes."""
         plain_rate = self.rate(PLAIN, load)
         if (max_nodes := self.max_nodes(load)) == 0:
-            return Outlook(plain_rate, None, 0.0)
+            return Outlook(plain_rate, None, 0.0, None)
         nodes_X = np.unique(np.rint(self._grid * load.num_requests).clip(1, max_nodes))
         gains_DPX = self._model.gains(nodes_X / load.num_requests)
-        seconds_DPX = self._costs.every_drafting_s(
+        expected_DPX, fastest_DPX = self._costs.every_drafting_s(
             load, self._depths_D11, self._widths_1P1, nodes_X, gains_DPX
         )
-        rates_DPX = load.num_requests * (1.0 + gains_DPX) / seconds_DPX
         # More nodes than candidates would be padding; one node always exists.
         exists_DPX = nodes_X <= self._candidates_DP1 * load.num_requests
-        rates_DPX = np.where(exists_DPX, rates_DPX, 0.0)
-        depth, preset, place = np.unravel_index(int(rates_DPX.argmax()), rates_DPX.shape)
-        best = DraftPlan(int(depth) + 1, self._model.widths[preset], int(nodes_X[place]))
-        return Outlook(plain_rate, best, float(rates_DPX.max()))
+        emitted_DPX = np.where(exists_DPX, load.num_requests * (1.0 + gains_DPX), 0.0)
+
+        def best(rates_DPX: Array) -> DraftPlan:
+            depth, preset, place = np.unravel_index(int(rates_DPX.argmax()), rates_DPX.shape)
+            return DraftPlan(int(depth) + 1, self._model.widths[preset], int(nodes_X[place]))
+
+        rates_DPX = emitted_DPX / expected_DPX
+        return Outlook(
+            plain_rate, best(rates_DPX), float(rates_DPX.max()), best(emitted_DPX / fastest_DPX)
+        )
 
     def emitted(self, plan: DraftPlan, load: Load) -> float:
         """Expected tokens of one cycle."""

@@ -102,6 +102,14 @@ class PassCurve:
             if limit < seconds:
                 self._move(place, math.log(limit / self._measured[place]))
 
+    def fastest(self, num_tokens: Array) -> Array:
+        """How fast passes of these sizes may turn out to be: few were seen, or none."""
+        doubt = [_FIRST_SPREAD / (1.0 + count) for count in self._num_seen]
+        result: Array = self.seconds(num_tokens) * (
+            1.0 - np.interp(num_tokens, self._tokens, doubt)
+        )
+        return result
+
     def num_seen(self, num_tokens: float) -> float:
         """How many real passes of about this size have been taken in."""
         return sum(share * self._num_seen[place] for place, share in self._nearness(num_tokens))

@@ -92,13 +92,15 @@ class Prober:
             since = max(since, _MIN_INTERVAL)
         if since < _MIN_INTERVAL or (self._is_out and since < _LONG_WAIT) or allowed_s < 0:
             return None
-        if outlook.best_drafting is None:
+        if outlook.promising is None:
             return None
         usual_rate = self._planner.rate(plan, load)
         options = (
-            self._drafting(outlook.best_drafting, load)
+            self._drafting(outlook.promising, load)
             if plan.is_plain
-            else self._other(plan, load, usual_rate < _SURELY_BETTER * outlook.plain_rate)
+            else self._other(
+                plan, outlook.promising, load, usual_rate < _SURELY_BETTER * outlook.plain_rate
+            )
         )
         for probe in options:
             loss_s = self._planner.loss_s(probe, load, usual_rate)
@@ -136,7 +138,9 @@ class Prober:
         nodes = min(best.nodes, count * min(num_candidates, self._tree.budget))
         return DraftPlan(depth, width, nodes, num_drafted=count, is_measured=True, is_probe=True)
 
-    def _other(self, plan: DraftPlan, load: Load, is_plain_near: bool) -> Iterator[DraftPlan]:
+    def _other(
+        self, plan: DraftPlan, promising: DraftPlan, load: Load, is_plain_near: bool
+    ) -> Iterator[DraftPlan]:
         """From drafting: no drafts, the largest tree, more nodes, or the next larger tree."""
         turn = self.num_probes % 4
         is_plain_known = self._costs.num_plain_seen(load) >= _WELL_KNOWN
@@ -163,6 +167,8 @@ class Prober:
             fewer = max(1, plan.nodes // 2)
             is_more = self.num_probes % 8 == 2
             shapes.insert(0, (next_depth, next_width, more if is_more else fewer))
+            if promising.nodes != plan.nodes:
+                shapes.insert(0, (promising.depth, promising.width, promising.nodes))
         for depth, width, nodes in shapes:
             if (depth, width, nodes) != (plan.depth, plan.width, plan.nodes):
                 yield DraftPlan(depth, width, nodes, is_measured=True, is_probe=True)
