@@ -19,6 +19,7 @@ class InputRows:
 
     def __init__(self, directory: Path, manifest: Manifest, progress: Progress) -> None:
         """Reads the files once and refuses those that are not what the manifest says."""
+        self.directory = directory
         self._paths = row_files(directory)
         self._offsets = array("q")
         self._file_of = array("i")

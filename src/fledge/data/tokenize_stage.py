@@ -16,6 +16,7 @@ from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import ArtifactError, MismatchError
 from fledge.contracts.progress import Progress, SilentProgress, Task
 from fledge.contracts.toml_settings import to_plain
+from fledge.data.card_parts import add_corpus
 from fledge.data.input_rows import InputRows
 from fledge.data.tokenize_report import summarise
 from fledge.data.tokenize_rows import RowTokenizer, TokenizedRow
@@ -268,7 +269,11 @@ def _finish(
     vocab_map.save(stage.path / VOCAB_MAP_NAME)
     for leftover in stage.path.glob(f".{SHARD_PATTERN}.tmp"):
         leftover.unlink()
-    stage.finish(counts=counts, files=[*paths, stage.path / VOCAB_MAP_NAME], progress=progress)
+    identity = job.plan.identity
+    figures = {key: identity[key] for key in ("target", "answered_by")}
+    card = add_corpus(job.source, stage.path, {**figures, "settings": job.plan.settings, **counts})
+    files = [*paths, stage.path / VOCAB_MAP_NAME, *card]
+    stage.finish(counts=counts, files=files, progress=progress)
 
 
 def _losses(tally: TokenizeTally, max_tokens: int) -> str:

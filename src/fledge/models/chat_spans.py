@@ -236,11 +236,12 @@ def _unclear(asked: Asked, full: str, message: Message, k: int) -> UnclearTurn:
             f"that closes it{renders}",
         )
     if place == len(prompt):
-        said = message.get("reasoning_content") or message.get("content") or ""
+        said = str(message.get("reasoning_content") or message.get("content") or "")
+        names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        what = f"calls {', '.join(names)}" if names else f"says {_tail(said)!r}"
         return UnclearTurn(
             "the template changes what the target said",
-            f"message {k} says {_tail(str(said))!r}, and the template renders it as "
-            f"{_tail(full[place:])!r}",
+            f"message {k} {what}, and the template renders it as {_tail(full[place:])!r}",
         )
     return UnclearTurn(
         "the render of the answer does not begin with the prompt",

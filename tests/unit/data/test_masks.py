@@ -410,6 +410,12 @@ def test_no_content_is_not_spelled_none() -> None:
     assert turn.answer == "f<|im_end|>"
 
 
+def test_a_call_that_the_template_drops_is_named() -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(UnclearTurn, match=r"message 1 calls f, and the template renders it as '<"):
+        finder_of(CHATML).find([say(U, "Hi"), say(A, "", tool_calls=[call])], [], {1: None})
+
+
 def test_tool_arguments_stay_text_for_templates_that_want_it() -> None:
     finder = finder_of(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

@@ -31,7 +31,14 @@ def test_failures_leave_no_trace(turns: str, tmp_path: Path) -> None:
         assert set(server.answered.values()) == {1}
     assert flaky.fingerprint == calm.fingerprint
     assert output_bytes(tmp_path / "flaky") == output_bytes(tmp_path / "calm")
-    assert names(tmp_path / "flaky") == [".lock", "manifest.json", "plan.json", "rows-00000.jsonl"]
+    assert names(tmp_path / "flaky") == [
+        ".lock",
+        "card.json",
+        "card.md",
+        "manifest.json",
+        "plan.json",
+        "rows-00000.jsonl",
+    ]
     assert calm.counts["rows"] == 100
     assert [row.id for row in read_rows(tmp_path / "flaky")] == [f"chat/{n}" for n in range(1, 101)]
 

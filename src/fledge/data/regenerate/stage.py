@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import Progress
 from fledge.contracts.toml_settings import to_plain
+from fledge.data.card_parts import add_answers
 from fledge.data.input_rows import InputRows
 from fledge.data.regenerate.dialogue import Dialogue
 from fledge.data.regenerate.journal import JOURNAL_NAME, Journal, read_entries
@@ -162,7 +163,10 @@ def _run(
             _ask_all(worklist, answerer, give_up=give_up)
         worklist.task = None
         files, tally = merge(worklist, stage.path, progress)
-    stage.finish(counts=tally.to_json(), files=files, device=answerer.device)
+    counts = tally.to_json()
+    figures = {"model": answerer.model, "settings": stage.plan.settings, **counts}
+    files += add_answers(rows.directory, stage.path, figures)
+    stage.finish(counts=counts, files=files, device=answerer.device)
 
 
 def _ask_all(worklist: Worklist, answerer: Answerer, *, give_up: bool) -> None:
