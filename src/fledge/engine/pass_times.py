@@ -86,21 +86,22 @@ class PassCurve:
             rate = max(_LOCAL_RATE, _FIRST_RATE / (1.0 + self._num_seen[place]))
             self._num_seen[place] += weight * nearness
             self._move(place, self._local[place] + rate * step * nearness)
-        self._respect_larger_passes()
+            self._respect_larger_passes(place)
         self._num_nudges += 1
         if self._num_nudges % _NUDGES_PER_FADING == 0:
             for place, local in enumerate(self._local):
                 self._move(place, local * (1.0 - _FADING))
         self._slope = self._steepness()
 
-    def _respect_larger_passes(self) -> None:
+    def _respect_larger_passes(self, moved: int) -> None:
         """A pass takes no longer than a larger one that was seen more often."""
-        for place, seconds in enumerate(self._seconds):
-            seen = self._num_seen[place]
-            larger = zip(self._seconds[place + 1 :], self._num_seen[place + 1 :], strict=True)
-            limit = min((one for one, count in larger if count > seen + 1.0), default=seconds)
-            if limit < seconds:
-                self._move(place, math.log(limit / self._measured[place]))
+        seconds, num_seen = self._seconds, self._num_seen
+        for place in range(moved + 1, len(seconds)):
+            if num_seen[place] > num_seen[moved] + 1.0 and seconds[place] < seconds[moved]:
+                self._move(moved, math.log(seconds[place] / self._measured[moved]))
+        for place in range(moved):
+            if num_seen[moved] > num_seen[place] + 1.0 and seconds[moved] < seconds[place]:
+                self._move(place, math.log(seconds[moved] / self._measured[place]))
 
     def fastest(self, num_tokens: Array) -> Array:
         """How fast passes of these sizes may turn out to be: few were seen, or none."""

@@ -26,7 +26,9 @@ _LONG_WAIT = 64
 _MOST_SAVED = 0.05
 """Largest saving, as a share of the time since the start; at least one cycle."""
 _FIRST_CYCLES = 1.0
-"""Saved at the start, in plain cycles: the first probe tells more than any later one."""
+"""Saved at the start, in plain cycles: the first probes tell more than any later ones."""
+_FIRST_TREES = 8
+"""Trees to be seen before drafting is judged: a few cycles if there are few requests."""
 _FOLLOW_UPS = 6
 _FOLLOW_UP_CYCLES = 2.0
 """Cycles' worth of time that follow-ups may borrow."""
@@ -85,6 +87,7 @@ class Prober:
         if not self._has_begun:
             self._has_begun = True
             self._saved_s += _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
+            self._hurry = _FIRST_TREES // load.num_requests
         since = self._num_cycles - self._last_probe
         allowed_s = self._saved_s
         if self._hurry > 0 and plan.is_plain:
