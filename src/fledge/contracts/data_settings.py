@@ -31,7 +31,7 @@ SELF = "self"
 """The path of a source whose prompts the target writes itself."""
 
 
-def _check_range(name: str, value: float, low: float, high: float | None = None) -> None:
+def check_range(name: str, value: float, low: float, high: float | None = None) -> None:
     if not math.isfinite(value) or value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ConfigError(f"{name} is {value}; it must be {limit}.")
@@ -73,8 +73,8 @@ class SourceSettings:
             raise ConfigError(
                 f"source {self.name} declares no licence; write what its owner states."
             )
-        _check_range(f"weight of source {self.name}", self.weight, 0, 1_000_000)
-        _check_range(f"max_rows of source {self.name}", self.max_rows, 0)
+        check_range(f"weight of source {self.name}", self.weight, 0, 1_000_000)
+        check_range(f"max_rows of source {self.name}", self.max_rows, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class PrivacySettings:
                 known = f"known are {', '.join(PRIVACY_TYPES)}."
                 hint = f"did you mean {near[0]!r}?" if near else known
                 raise ConfigError(f"actions names {kind!r}, which is no type; {hint}")
-        _check_range("names_min_score", self.names_min_score, 0, 1)
+        check_range("names_min_score", self.names_min_score, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class DuplicateSettings:
     """Estimated Jaccard similarity of word 5-grams above which two rows are near duplicates."""
 
     def __post_init__(self) -> None:
-        _check_range("threshold", self.threshold, 0.3, 1.0)
+        check_range("threshold", self.threshold, 0.3, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class DecontaminateSettings:
     contained as a whole."""
 
     def __post_init__(self) -> None:
-        _check_range("ngram", self.ngram, 3, 100)
+        check_range("ngram", self.ngram, 3, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +153,10 @@ class SelfSettings:
     languages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range("rows", self.rows, 1)
-        _check_range("temperature", self.temperature, 0.1, 5.0)
-        _check_range("top_p", self.top_p, 0.01, 1)
-        _check_range("max_tokens", self.max_tokens, 4)
+        check_range("rows", self.rows, 1)
+        check_range("temperature", self.temperature, 0.1, 5.0)
+        check_range("top_p", self.top_p, 0.01, 1)
+        check_range("max_tokens", self.max_tokens, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +195,8 @@ class PrepareSettings:
                 )
         if self.rows and not any(source.weight for source in self.sources):
             raise ConfigError("every source has weight 0, so none can give rows to the blend.")
-        _check_range("rows", self.rows, 0)
-        _check_range("max_turn_chars", self.max_turn_chars, 100)
+        check_range("rows", self.rows, 0)
+        check_range("max_turn_chars", self.max_turn_chars, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +228,12 @@ class RegenerateSettings:
         if not self.temperatures:
             raise ConfigError("temperatures is empty; give at least one.")
         for temperature in self.temperatures:
-            _check_range("a temperature", temperature, 0, 5)
-        _check_range("top_p", self.top_p, 0.01, 1)
+            check_range("a temperature", temperature, 0, 5)
+        check_range("top_p", self.top_p, 0.01, 1)
         for name in ("max_tokens", "concurrency"):
-            _check_range(name, getattr(self, name), 1)
-        _check_range("retries", self.retries, 0)
-        _check_range("timeout_s", self.timeout_s, 1)
+            check_range(name, getattr(self, name), 1)
+        check_range("retries", self.retries, 0)
+        check_range("timeout_s", self.timeout_s, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,4 +260,4 @@ class TokenizeSettings:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "draft_vocab_size", "shard_tokens"):
-            _check_range(name, getattr(self, name), 8)
+            check_range(name, getattr(self, name), 8)

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.data_settings import (
     PrepareSettings,
     RegenerateSettings,
     TokenizeSettings,
 )
 from fledge.contracts.toml_settings import override, read_settings, read_toml
+from fledge.contracts.train_settings import TrainSettings
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -23,6 +25,8 @@ class Recipe:
     target: str = DEFAULT_TARGET
     regenerate: RegenerateSettings = field(default_factory=RegenerateSettings)
     tokenize: TokenizeSettings = field(default_factory=TokenizeSettings)
+    capture: CaptureSettings = field(default_factory=CaptureSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
 
 
 def load_recipe(path: Path | None, assignments: Sequence[str] = ()) -> Recipe:

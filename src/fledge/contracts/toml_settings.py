@@ -3,7 +3,8 @@
     settings = read_settings(PrepareSettings, table, where="prepare")
 
 Supported field types: str, int, float, bool, Literal, X | None, tuple[X, ...], dict[str, X], and
-other dataclasses. A dataclass checks its own values in `__post_init__`.
+other dataclasses; `X | tuple[Y, ...]` takes a list as the tuple. A dataclass checks its own values
+in `__post_init__`.
 """
 
 import copy
@@ -128,7 +129,9 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         if value is None and type(None) in arguments:
             return None
         choices = [one for one in arguments if one is not type(None)]
-        return _convert(value, choices[0], where)
+        lists = [one for one in choices if typing.get_origin(one) is tuple]
+        chosen = lists if lists and isinstance(value, list) else choices
+        return _convert(value, chosen[0], where)
     if origin is typing.Literal:
         if value not in arguments:
             known = ", ".join(map(repr, arguments))

@@ -1,0 +1,180 @@
+"""Settings of training: the head's shape, the loss, the optimizer, what is measured on the way."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fledge.contracts.data_settings import check_range
+from fledge.contracts.errors import ConfigError
+
+LossKind = Literal["soft_cross_entropy", "acceptance"]
+LossMean = Literal["labels", "positions"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Parallel = Literal["ddp", "fsdp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """Shape and switches of the head; what is not named here follows the target."""
+
+    mlp_width: int = 0
+    """Width of the head's MLP; 0 takes the target's."""
+
+    fc_norm: bool = False
+    """EAGLE-3.1: one norm per tapped layer before they are fused."""
+
+    norm_output: bool = False
+    """EAGLE-3.1: feed back the normed hidden state."""
+
+    norm_before_residual: bool = False
+    sliding_window: int = 0
+    """Tokens that the head looks back; 0 means all of them."""
+
+    rope_theta: float = 0.0
+    """Base of the rotation; 0 takes the target's."""
+
+    lm_head_from_target: bool = True
+    """Start the head's output rows as copies of the target's."""
+
+    def __post_init__(self) -> None:
+        check_range("mlp_width", self.mlp_width, 0)
+        check_range("sliding_window", self.sliding_window, 0)
+        check_range("rope_theta", self.rope_theta, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """What the head is taught."""
+
+    kind: LossKind = "soft_cross_entropy"
+    """Against the target's probabilities, or the sum of min(p, q) that serving would accept."""
+
+    steps: int = 7
+    """Draft steps that training goes through: training-time test."""
+
+    step_decay: float = 0.8
+    """Step k counts this to the power of k."""
+
+    mean: LossMean = "labels"
+    """Divide by the number of positions with loss, or by all positions."""
+
+    greedy_in_vocab_only: bool = False
+    """Leave out positions whose most probable token is not in the draft vocabulary."""
+
+    feature_weight: float = 0.0
+    """Weight of a smooth L1 loss between the head's normed output and the target's: what EAGLE-3
+    left out."""
+
+    def __post_init__(self) -> None:
+        check_range("steps", self.steps, 1, 32)
+        check_range("step_decay", self.step_decay, 0.01, 1)
+        check_range("feature_weight", self.feature_weight, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW with a warm-up and a cosine."""
+
+    learning_rate: float = 4e-4
+    min_ratio: float = 0.0
+    """Where the cosine ends, as a share of the learning rate."""
+
+    warmup: float = 0.02
+    """Share of all steps over which the learning rate rises."""
+
+    betas: tuple[float, ...] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    """Largest norm of the gradient; 0 does not clip."""
+
+    ema: float = 0.0
+    """Decay of an average of the weights that is saved and measured instead; 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        check_range("learning_rate", self.learning_rate, 1e-9, 10)
+        check_range("min_ratio", self.min_ratio, 0, 1)
+        check_range("warmup", self.warmup, 0, 1)
+        check_range("weight_decay", self.weight_decay, 0, 10)
+        check_range("clip", self.clip, 0)
+        check_range("ema", self.ema, 0, 0.999999)
+        if len(self.betas) != 2:
+            raise ConfigError(f"betas has {len(self.betas)} numbers; AdamW takes 2.")
+        for beta in self.betas:
+            check_range("a beta", beta, 0, 0.999999)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutSettings:
+    """What is kept away from training, and measured on it."""
+
+    share: float = 0.02
+    """Of the conversations, chosen by their ids; at least one."""
+
+    max_samples: int = 512
+    """Most samples that one measurement reads."""
+
+    every: int = 0
+    """Steps between measurements; 0 makes about 20 of them."""
+
+    decode_prompts: int = 16
+    """Prompts that the engine really answers at each measurement; 0 for none."""
+
+    decode_tokens: int = 64
+    """Longest of these answers."""
+
+    decode_depth: int = 0
+    """Depth of the drafted chain; 0 takes the steps of the loss."""
+
+    def __post_init__(self) -> None:
+        check_range("share", self.share, 0.0, 0.5)
+        for name in ("max_samples", "decode_tokens"):
+            check_range(name, getattr(self, name), 1)
+        for name in ("every", "decode_prompts", "decode_depth"):
+            check_range(name, getattr(self, name), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """From features, or a corpus and a live target, to a head."""
+
+    epochs: int = 4
+    max_steps: int = 0
+    """Stop after so many steps even if epochs are left; 0 does not."""
+
+    batch_tokens: int = 16384
+    """Tokens of one step of the optimizer, over all processes."""
+
+    micro_tokens: int = 8192
+    """Tokens that one process works on at once; samples are packed into so many."""
+
+    dtype: Precision = "auto"
+    """What products are computed in; the weights that learn are float32."""
+
+    seed: int = 0
+    hidden_noise: float = 0.0
+    """Features get uniform noise of up to this share of their size."""
+
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes one at each measurement."""
+
+    keep_checkpoints: int = 0
+    """Checkpoints that stay, the newest and the best; 0 keeps all."""
+
+    parallel: Parallel = "ddp"
+    """How several processes share the work."""
+
+    head: HeadSettings = field(default_factory=HeadSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    held_out: HeldOutSettings = field(default_factory=HeldOutSettings)
+
+    def __post_init__(self) -> None:
+        check_range("epochs", self.epochs, 1)
+        for name in ("max_steps", "checkpoint_every", "keep_checkpoints"):
+            check_range(name, getattr(self, name), 0)
+        check_range("micro_tokens", self.micro_tokens, 16)
+        check_range("hidden_noise", self.hidden_noise, 0, 10)
+        if self.batch_tokens < self.micro_tokens or self.batch_tokens % self.micro_tokens:
+            raise ConfigError(
+                f"batch_tokens is {self.batch_tokens} and micro_tokens {self.micro_tokens}; the "
+                "first must be a multiple of the second."
+            )

@@ -1,0 +1,73 @@
+"""Whole sequences end to end, each read from its start: what capture and training work on.
+
+    lengths 3, 2        tokens [a0 a1 a2 | b0 b1]    offsets [0 3 5]    positions [0 1 2 0 1]
+
+A token sees the tokens of its own document up to itself; there is no cache. Where a fixed number of
+tokens is wanted, the rest is filled with documents of padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where each document lies. Legend: T tokens, N documents."""
+
+    lengths: tuple[int, ...]
+    """Known to the host, padding included."""
+
+    device: torch.device
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths, default=0)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """First token of each document, and where the last one ends."""
+        starts = [0]
+        for length in self.lengths:
+            starts.append(starts[-1] + length)
+        return tuple(starts)
+
+    @cached_property
+    def offsets_N(self) -> Tensor:
+        """The same on the device, int32 [N+1], as fused attention asks for."""
+        return torch.tensor(self.starts, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    @cached_property
+    def positions_T(self) -> Tensor:
+        """Of each token within its document."""
+        counts = torch.tensor(self.lengths, device=self.device)
+        starts_N = torch.tensor(self.starts[:-1], device=self.device)
+        all_T = torch.arange(self.num_tokens, device=self.device)
+        return all_T - torch.repeat_interleave(starts_N, counts, output_size=self.num_tokens)
+
+    @cached_property
+    def numbers_T(self) -> Tensor:
+        """Which document each token belongs to."""
+        counts = torch.tensor(self.lengths, device=self.device)
+        numbers_N = torch.arange(len(self.lengths), device=self.device)
+        return torch.repeat_interleave(numbers_N, counts, output_size=self.num_tokens)
+
+
+def make_documents(
+    lengths: Sequence[int], device: torch.device, *, padded_to: int | None = None
+) -> Documents:
+    """Documents of these lengths; padding goes into further ones, none longer than the longest."""
+    filled = list(lengths)
+    missing = 0 if padded_to is None else padded_to - sum(filled)
+    longest = max(filled, default=missing)
+    while missing > 0:
+        filled.append(min(missing, longest))
+        missing -= filled[-1]
+    return Documents(tuple(filled), device)

@@ -1,0 +1,1 @@
+"""Training: a head that learns what serving will ask of it."""
