@@ -9,8 +9,9 @@ import math
 _SHORT = 12.0
 _LONG = 256.0
 """Requests' worth of values that the two averages reach back."""
-_ENOUGH = 24.0
-"""Values before anything is called a change."""
+_FEW = 6.0
+_ENOUGH = 12.0
+"""Values before one is called unusual, and before anything is called a change."""
 _SURE = 4.0
 _SUSPICIOUS = 2.0
 """Standard errors between the averages, and between one value and the long average."""
@@ -36,7 +37,7 @@ class DriftWatch:
         deviation = value - self._long
         error = math.sqrt(self._variance / count)
         is_enough = self._count >= _ENOUGH
-        self.is_suspicious = is_enough and abs(deviation) > _SUSPICIOUS * error
+        self.is_suspicious = self._count >= _FEW and abs(deviation) > _SUSPICIOUS * error
         self._count += count
         self._short += (1.0 - math.exp(-count / _SHORT)) * (value - self._short)
         # A change that is real may not hide itself by widening what is called usual.

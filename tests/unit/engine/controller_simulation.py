@@ -227,13 +227,18 @@ class TreeBank:
     """Batches of trees for one load, with the yield of every plan on each of them."""
 
     def __init__(
-        self, accuracy: Accuracy, num_requests: int, tree: TreeSettings = TREE, seed: int = 0
+        self,
+        accuracy: Accuracy,
+        num_requests: int,
+        tree: TreeSettings = TREE,
+        seed: int = 0,
+        num_trees: int = _NUM_TREES,
     ) -> None:
         random = np.random.default_rng(seed)
         self.accuracy = accuracy
         self.num_requests = num_requests
         self._parts: dict[int, TreeBank] = {}
-        self.num_batches = max(4, _NUM_TREES // num_requests)
+        self.num_batches = max(4, num_trees // num_requests)
         self.tree = tree
         kinds = torch.tensor(accuracy.kinds).repeat(num_requests // len(accuracy.kinds) + 1)
         accuracy_R = kinds[:num_requests].repeat(self.num_batches)
@@ -254,7 +259,9 @@ class TreeBank:
         if num_drafted is None or num_drafted == self.num_requests:
             return self
         if num_drafted not in self._parts:
-            self._parts[num_drafted] = TreeBank(self.accuracy, num_drafted, self.tree, seed=1)
+            self._parts[num_drafted] = TreeBank(
+                self.accuracy, num_drafted, self.tree, seed=1, num_trees=_NUM_TREES // 4
+            )
         return self._parts[num_drafted]
 
     def outcome(self, plan: DraftPlan, batch: int) -> Outcome:

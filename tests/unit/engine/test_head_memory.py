@@ -108,3 +108,25 @@ def test_a_branch_into_what_a_window_head_has_skipped() -> None:
     assert watched.trees
     for token_ids, tree in watched.trees.items():
         assert tree == tree_anew(target, head, token_ids)
+
+
+def test_a_block_whose_first_entries_were_skipped() -> None:
+    """Block 0 is known with its entries; in block 1 the head begins at token 11, not at token 8."""
+    target = target_of(tiny_model("llama"))
+    head = tiny_head(target, sliding_window=6)
+    watched = WatchedEngine(target, head, block_size=8, max_requests=1, cache_tokens=200)
+    prompt = [5, 9, 11, 20, 21, 22, 23, 24, 25]
+
+    def finish(seq: Sequence, num_plain: int = 0) -> Sequence:
+        while not seq.is_finished:
+            watched.is_plain = len(seq.output_ids) < num_plain
+            watched.engine.step()
+        return seq
+
+    finish(watched.add(prompt, 2))
+    second = finish(watched.add(prompt, 10), num_plain=8)
+    watched.trees.clear()
+    third = finish(watched.add([*second.token_ids[:12], 7], 4))
+    assert third.num_prompt_reused == 12
+    for token_ids, tree in watched.trees.items():
+        assert tree == tree_anew(target, head, token_ids)

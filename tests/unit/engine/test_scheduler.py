@@ -577,8 +577,11 @@ def test_logits_that_are_no_numbers_fail_one_request_and_no_other(max_pass_token
     assert again.num_prompt_reused == 0, "nothing of a failed request is used again"
 
 
+@pytest.mark.parametrize("is_alone", [False, True])
 @pytest.mark.parametrize("params", [{}, {"presence_penalty": 1.5}])
-def test_a_draft_without_numbers_costs_a_cycle_and_nothing_else(params: dict[str, float]) -> None:
+def test_a_draft_without_numbers_costs_a_cycle_and_nothing_else(
+    params: dict[str, float], is_alone: bool
+) -> None:
     """Its neighbours in the tree have no numbers either; asked again without drafts, they do.
 
     What the failed walk has said is not counted for penalties.
@@ -588,10 +591,15 @@ def test_a_draft_without_numbers_costs_a_cycle_and_nothing_else(params: dict[str
     right = answer(asked, 30)
     drafter._answers[tuple(asked)] = [*right[:6], POISON, *right[7:]]
     engine, _ = oracle_engine(drafter=drafter, tree=TREE)
-    sequences = [add(engine, asked, 20, params=params), add(engine, other, 20)]
-    run(engine)
     plain, _ = oracle_engine()
-    wanted = [add(plain, asked, 20, params=params), add(plain, other, 20)]
+    sequences, wanted = (
+        [add(engine, asked, 20, params=params)],
+        [add(plain, asked, 20, params=params)],
+    )
+    if not is_alone:
+        sequences.append(add(engine, other, 20))
+        wanted.append(add(plain, other, 20))
+    run(engine)
     run(plain)
     assert [seq.output_ids for seq in sequences] == [seq.output_ids for seq in wanted]
     assert engine.stats.num_failed == 0
