@@ -52,6 +52,9 @@ class _LineTask:
     def update_total(self, total: int) -> None:
         self._total = total
 
+    def update_label(self, label: str) -> None:
+        self._label = label
+
     def finish(self) -> None:
         say(f"{self._label}: done in {duration(time.monotonic() - self._started)}")
 
@@ -120,6 +123,9 @@ class _BarTask:
 
     def update_total(self, total: int) -> None:
         self._display.update(self._task_id, total=total)
+
+    def update_label(self, label: str) -> None:
+        self._display.update(self._task_id, description=label)
 
     def finish(self) -> None:
         """Work of unknown size is whole when it ends."""

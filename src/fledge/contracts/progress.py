@@ -14,6 +14,9 @@ class Task(Protocol):
     def update_total(self, total: int) -> None:
         """The size became known."""
 
+    def update_label(self, label: str) -> None:
+        """What is shown beside the bar changed: the newest figure, say."""
+
 
 class Progress(Protocol):
     """Shows tasks and notes; the command line draws bars, libraries stay silent."""
@@ -33,6 +36,9 @@ class _SilentTask:
 
     def update_total(self, total: int) -> None:
         del total
+
+    def update_label(self, label: str) -> None:
+        del label
 
 
 class SilentProgress:

@@ -78,13 +78,18 @@ def save_head(head: Eagle3Head, directory: Path) -> None:
     """Write a head so that it is there whole or not at all; never over an existing one."""
     _refuse_existing(directory)
     with publish_directory(directory) as staging:
-        text = json.dumps(config_to_json(head.config), indent=2) + "\n"
-        (staging / _CONFIG).write_text(text, encoding="utf-8")
-        save_file(_tensors_to_save(head), staging / _WEIGHTS, metadata={"format": "pt"})
-        # The writer makes its file private, unlike every other file here.
-        (staging / _WEIGHTS).chmod((staging / _CONFIG).stat().st_mode)
+        write_head_files(head, staging)
         # Publishing replaces what has come to be there while the weights were written.
         _refuse_existing(directory)
+
+
+def write_head_files(head: Eagle3Head, directory: Path) -> None:
+    """Write a head's files into a directory that the caller publishes."""
+    text = json.dumps(config_to_json(head.config), indent=2) + "\n"
+    (directory / _CONFIG).write_text(text, encoding="utf-8")
+    save_file(_tensors_to_save(head), directory / _WEIGHTS, metadata={"format": "pt"})
+    # The writer makes its file private, unlike every other file here.
+    (directory / _WEIGHTS).chmod((directory / _CONFIG).stat().st_mode)
 
 
 def _refuse_existing(directory: Path) -> None:

@@ -18,9 +18,16 @@ MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
 
 CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
+FEATURES, HEAD = "features", "head"
 """What directories hold."""
 
-_MADE_BY = {CONVERSATIONS: "prepare", ANSWERS: "regenerate", CORPUS: "tokenize"}
+_MADE_BY = {
+    CONVERSATIONS: "prepare",
+    ANSWERS: "regenerate",
+    CORPUS: "tokenize",
+    FEATURES: "capture",
+    HEAD: "train",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +35,7 @@ class Plan:
     """What a stage is about to make; two runs with equal plans may share a directory."""
 
     kind: str
-    """What the directory will hold: `conversations`, `answers`, `corpus`."""
+    """What the directory will hold: `conversations`, `answers`, `corpus`, `features`, `head`."""
 
     settings: Mapping[str, Any]
     parents: Mapping[str, str] = field(default_factory=dict)
