@@ -2,7 +2,8 @@
 
 transformers lets a model call a registered function in place of its own attention and passes
 unknown keyword arguments of `model(...)` on to it. We register one, and hand it the pass and the
-pool. It then does everything transformers would: causality, tree, window, soft-cap and sinks.
+pool, or documents that are read whole and need no pool. It then does everything transformers would:
+causality, tree, window, soft-cap and sinks.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from transformers import AttentionInterface
 
 from fledge.contracts.errors import MismatchError
 from fledge.ops.attention import AttentionSpec, attend_fast, attend_padded, can_be_padded
+from fledge.ops.document_attention import DocumentAttention
 from fledge.ops.kv import KVMemory
 from fledge.ops.paged import Pass
 
@@ -22,10 +24,38 @@ ATTENTION_NAME = "fledge"
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What every attention layer of one forward pass needs to know."""
+    """What every attention layer of one forward pass over cached sequences needs to know."""
 
     packed: Pass
     memory: KVMemory
+
+    def attend(
+        self,
+        layer: int,
+        query_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        return attend_packed(self.packed, self.memory, layer, query_THD, keys_TGD, values_TGD, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsCall:
+    """The same for a pass over whole documents."""
+
+    documents: DocumentAttention
+
+    def attend(
+        self,
+        layer: int,
+        query_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        del layer
+        return self.documents.attend(query_THD, keys_TGD, values_TGD, spec)
 
 
 def attend_packed(
@@ -60,7 +90,7 @@ def _attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    fledge_call: AttentionCall | None = None,
+    fledge_call: AttentionCall | DocumentsCall | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
@@ -72,9 +102,7 @@ def _attention(
         )
     # Some models pass the window, others leave it on the module.
     window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
-    out_THD = attend_packed(
-        fledge_call.packed,
-        fledge_call.memory,
+    out_THD = fledge_call.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query_1HTD[0].transpose(0, 1),
         key_1GTD[0].transpose(0, 1),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fledge.contracts.errors import MismatchError
 from fledge.models.target import Target
+from fledge.ops.documents import make_documents
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import SequencePart, pack
 
@@ -30,14 +31,33 @@ def check_same_as_transformers(target: Target) -> None:
     probes = _probes(target)
     ours = torch.cat(_read_in_two_passes(target, probes)).double()
     theirs = torch.cat([target.logits_by_transformers(probe) for probe in probes]).double()
-    error = float((ours - theirs).norm() / theirs.norm())
-    limit = _ROUNDING[target.dtype]
+    error, limit = _relative_difference(ours, theirs), _ROUNDING[target.dtype]
     if not error <= limit:
         raise MismatchError(
             f"model type {model_type!r} computes other logits through fledge's attention than "
             f"through its own (relative difference {error:.2g}, at most {limit} is rounding); its "
             "answers would change, so fledge does not drive it."
         )
+
+
+def check_reading(target: Target) -> None:
+    """Refuse a target whose logits are not what its output matrix makes of its final states."""
+    probes = _probes(target)
+    documents = make_documents(_PROBE_LENS, target.device)
+    final_TD = target.read(torch.cat(probes), documents).final_TD
+    ours = target.readout.logits(final_TD).double()
+    theirs = torch.cat([target.logits_by_transformers(probe) for probe in probes]).double()
+    error, limit = _relative_difference(ours, theirs), _ROUNDING[target.dtype]
+    if not error <= limit:
+        raise MismatchError(
+            f"model type {target.config.model_type!r} makes other logits of its final hidden "
+            f"states than its output matrix does (relative difference {error:.2g}, at most {limit} "
+            "is rounding); fledge cannot tell what a head of it should learn."
+        )
+
+
+def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def _probes(target: Target) -> list[Tensor]:

@@ -1,8 +1,9 @@
 """The target: transformers' model code, our attention, our cache, explicit positions, taps.
 
 A pass takes a `PackedPass` and returns logits for the rows asked for, and the residual stream after
-the tapped layers. Layers are counted as completed layers: 0 is the embedding, n the output of the
-last layer before the final norm.
+the tapped layers; `read` takes whole documents, makes no logits and keeps no cache. Layers are
+counted as completed layers: 0 is the embedding, n the output of the last layer before the final
+norm.
 
 Legend: T tokens of a pass, R rows with logits, V vocabulary, D hidden size, F tapped features.
 """
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from fledge.contracts.errors import CapacityError, ConfigError
-from fledge.models.attention import ATTENTION_NAME, AttentionCall
+from fledge.models.attention import ATTENTION_NAME, AttentionCall, DocumentsCall
 from fledge.models.target_loading import load_model
+from fledge.models.target_reading import Readout, TargetReading, readout_of
 from fledge.models.tokenizer import TargetTokenizer
+from fledge.ops.document_attention import DocumentAttention
+from fledge.ops.documents import Documents
 from fledge.ops.kv import KVMemory
 from fledge.ops.paged import Pass
 
@@ -82,6 +86,11 @@ class Target:
         weight: Tensor = self._model.get_output_embeddings().weight
         return weight
 
+    @property
+    def readout(self) -> Readout:
+        """From final hidden states to logits."""
+        return readout_of(self._model)
+
     @cached_property
     def layers(self) -> nn.ModuleList:
         """The decoder layers, in order."""
@@ -137,6 +146,29 @@ class Target:
                 ) from error
         features = torch.cat([captured[tap] for tap in taps], dim=-1) if taps else None
         return TargetOutput(logits_RV=output.logits[0], features_TF=features)
+
+    @torch.no_grad()
+    def read(
+        self, token_ids_T: Tensor, documents: Documents, taps: Sequence[int] = ()
+    ) -> TargetReading:
+        """Read whole documents: no logits, no cache."""
+        with self._captured(taps) as captured:
+            try:
+                output = self._model.get_decoder()(
+                    input_ids=token_ids_T[None],
+                    position_ids=documents.positions_T[None],
+                    use_cache=False,
+                    fledge_call=DocumentsCall(DocumentAttention(documents)),
+                )
+                final_TD = output.last_hidden_state[0]
+                columns = [captured[tap] for tap in taps]
+                features_TF = torch.cat(columns, dim=-1) if columns else final_TD[:, :0]
+            except torch.OutOfMemoryError as error:
+                raise CapacityError(
+                    f"{self.device} ran out of memory reading {documents.num_tokens} tokens at "
+                    "once; lower capture.pass_tokens or train.micro_tokens, or load in bfloat16."
+                ) from error
+        return TargetReading(features_TF, final_TD)
 
     @torch.no_grad()
     def logits_by_transformers(self, token_ids_T: Tensor) -> Tensor:
