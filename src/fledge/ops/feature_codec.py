@@ -1,0 +1,261 @@
+"""Hidden states as few bytes: exact, or rotated, scaled by block and rounded to 8, 6, 5 or 4 bits.
+
+A tap's H values are cut into blocks. Each block is rotated by a fixed orthogonal matrix, so that a
+channel a thousand times larger than its neighbours is spread over all of them and what is left
+looks Gaussian; it is divided by its root mean square; and each value is rounded to one of 2**bits
+levels made for a Gaussian. Stored are the levels' numbers (`bit_planes`) and one number a block.
+
+    row            values of tap 0 | zeros up to whole blocks | values of tap 1 | ...
+    "codes"        uint8, `bit_planes.pack` over all blocks of the row
+    "scales"       float16, one a block: the square root of the block's root mean square, so that
+                   float16 reaches from 4e-15 to 4e9
+    decoded block  scale**2 * centroids(bits)[codes] @ rotation_matrix(block)
+
+A row's bytes do not depend on the rows beside it, nor on the device: the rotation adds and
+subtracts whole numbers small enough for float32 to be exact in any order.
+
+Legend: T rows, N values of a row, G blocks of a row, K values of a block, B bytes of a row.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.contracts.capture_settings import FeatureFormat
+from fledge.contracts.errors import ArtifactError
+from fledge.ops import bit_planes
+
+MAX_BLOCK = 128
+MIN_BLOCK = 32
+SIGN_BITS = 0x243F6A8885A308D313198A2E03707344
+"""The first 128 binary digits of pi behind the point: signs that nobody chose."""
+
+_GRID_BITS = 16
+"""Values become whole numbers below 2**16; 128 of them add up to less than 2**24, float32's last
+exact whole number. The error is 1/100 of that of 8 bits even when one value holds everything."""
+
+_EXPONENT_MASK = 0x7F800000
+"""The bits of a float32 that say which power of two it begins with."""
+
+_LEAST_POWER = 2.0**-100
+"""Blocks below it become zeros."""
+
+_BITS: dict[FeatureFormat, int] = {"q8": 8, "q6": 6, "q5": 5, "q4": 4}
+
+
+class Codec(ABC):
+    """Rows of one width to named arrays and back."""
+
+    def __init__(self, name: FeatureFormat, width: int):
+        self.name = name
+        self.width = width
+
+    @property
+    @abstractmethod
+    def parts(self) -> dict[str, tuple[torch.dtype, int]]:
+        """What a row is stored as: the arrays' names, types and columns."""
+
+    @property
+    def bytes_per_row(self) -> int:
+        return sum(dtype.itemsize * columns for dtype, columns in self.parts.values())
+
+    @abstractmethod
+    def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
+        """The parts, on the rows' device; never waits for it, so `check_finite` comes later."""
+
+    @abstractmethod
+    def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """The rows, on the parts' device; in bfloat16 with products of bfloat16."""
+
+    @abstractmethod
+    def is_finite_T(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Which rows had only numbers that can be stored."""
+
+    def check_finite(self, parts: Mapping[str, Tensor], what: str = "the features") -> None:
+        """Refuse rows with infinity, NaN or sizes beyond the format."""
+        bad = (~self.is_finite_T(parts)).nonzero()
+        if len(bad):
+            raise ArtifactError(
+                f"row {int(bad[0])} of {what} holds infinity, NaN or values beyond 4e9, and so do "
+                f"{len(bad) - 1} others: the target overflowed. Load it in bfloat16 or float32."
+            )
+
+
+class ExactCodec(Codec):
+    """Rows as they are."""
+
+    def __init__(self, width: int, dtype: torch.dtype):
+        super().__init__("exact", width)
+        self.dtype = dtype
+
+    @property
+    def parts(self) -> dict[str, tuple[torch.dtype, int]]:
+        return {"values": (self.dtype, self.width)}
+
+    def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
+        assert rows_TN.shape[1] == self.width
+        return {"values": rows_TN.to(self.dtype)}
+
+    def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        return parts["values"].to(dtype)
+
+    def is_finite_T(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return parts["values"].isfinite().all(dim=1)
+
+
+class RotatedCodec(Codec):
+    """Rotated blocks, one scale each, a few bits a value."""
+
+    def __init__(self, name: FeatureFormat, *, hidden_size: int, num_taps: int):
+        super().__init__(name, num_taps * hidden_size)
+        self.bits = _BITS[name]
+        self.hidden_size = hidden_size
+        self.num_taps = num_taps
+        self.block = block_size(hidden_size)
+        self.padded_size = -(-hidden_size // self.block) * self.block
+        """Values of one tap, with the zeros that fill its last block."""
+
+    @property
+    def parts(self) -> dict[str, tuple[torch.dtype, int]]:
+        num_values = self.num_taps * self.padded_size
+        return {
+            "codes": (torch.uint8, bit_planes.packed_bytes(num_values, self.bits)),
+            "scales": (torch.float16, num_values // self.block),
+        }
+
+    def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
+        assert rows_TN.shape[1] == self.width
+        constants = _constants(self.bits, self.block, rows_TN.device)
+        codes_GK, scales_G = quantise(self._blocks(rows_TN), constants)
+        num_rows = len(rows_TN)
+        return {
+            "codes": bit_planes.pack(codes_GK.view(num_rows, -1), self.bits),
+            "scales": scales_G.view(num_rows, -1),
+        }
+
+    def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        codes_TB, scales_TG = parts["codes"], parts["scales"]
+        constants = _constants(self.bits, self.block, codes_TB.device)
+        codes_TN = bit_planes.unpack(codes_TB, self.bits, self.num_taps * self.padded_size)
+        product_dtype = dtype if dtype is torch.bfloat16 else torch.float32
+        values_GK = dequantise(
+            codes_TN.view(-1, self.block), scales_TG.reshape(-1), constants, product_dtype
+        )
+        padded = values_GK.view(len(codes_TB), self.num_taps, self.padded_size)
+        return padded[..., : self.hidden_size].reshape(len(codes_TB), self.width).to(dtype)
+
+    def is_finite_T(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return parts["scales"].isfinite().all(dim=1)
+
+    def _blocks(self, rows_TN: Tensor) -> Tensor:
+        missing = self.padded_size - self.hidden_size
+        if missing:
+            taps = rows_TN.reshape(len(rows_TN), self.num_taps, self.hidden_size)
+            rows_TN = torch.nn.functional.pad(taps, (0, missing))
+        return rows_TN.reshape(-1, self.block)
+
+
+def make_codec(
+    name: FeatureFormat, *, hidden_size: int, num_taps: int, dtype: torch.dtype
+) -> Codec:
+    """The codec of a format for `num_taps` hidden states side by side; `dtype` is the target's."""
+    if name == "exact":
+        return ExactCodec(num_taps * hidden_size, dtype)
+    return RotatedCodec(name, hidden_size=hidden_size, num_taps=num_taps)
+
+
+def block_size(hidden_size: int) -> int:
+    """The largest power of two from 32 to 128 that divides the hidden size, else 32."""
+    return max(MIN_BLOCK, math.gcd(hidden_size, MAX_BLOCK))
+
+
+def rotation_matrix(block: int) -> Tensor:
+    """The orthogonal matrix R [K, K], float32: a block x is stored as x @ R.T and decoded by @ R.
+
+    R[i, j] = s(j) * (-1)**popcount(i & j) / sqrt(K), a Hadamard matrix with signs; s(j) is -1 where
+    binary digit j of pi behind the point is 1 (`SIGN_BITS`, its highest bit is digit 0).
+    """
+    return _signed_hadamard(block) / math.sqrt(block)
+
+
+def centroids(bits: int) -> Tensor:
+    """The values that codes stand for, float32, ascending: the mean of a Gaussian in each cell."""
+    gauss = NormalDist()
+    edges = [-math.inf, *thresholds(bits).tolist(), math.inf]
+    means = []
+    for low, high in zip(edges, edges[1:], strict=False):
+        # Far out the two tails differ by less than a double can tell: count from the near end.
+        near, far = (low, high) if low >= 0 else (-high, -low)
+        mass = gauss.cdf(-near) - gauss.cdf(-far)
+        mean = (gauss.pdf(near) - gauss.pdf(far)) / mass
+        means.append(mean if low >= 0 else -mean)
+    return torch.tensor(means, dtype=torch.float32)
+
+
+def thresholds(bits: int) -> Tensor:
+    """Where one code ends and the next begins, float32 [2**bits - 1].
+
+    They cut a Gaussian of variance 3 into equally probable cells: the density of levels that is
+    best for one of variance 1 when there are many.
+    """
+    wide = NormalDist(sigma=math.sqrt(3))
+    return torch.tensor([wide.inv_cdf(i / 2**bits) for i in range(1, 2**bits)], dtype=torch.float32)
+
+
+class Constants(NamedTuple):
+    """Tables of one codec on one device."""
+
+    hadamard_KK: Tensor
+    thresholds: Tensor
+    centroids: Tensor
+
+
+def quantise(blocks_GK: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
+    """Codes uint8 [G, K] and scales float16 [G]; scales are NaN where something is not finite."""
+    block = blocks_GK.shape[1]
+    exact_GK = blocks_GK.float()
+    largest_G = torch.linalg.vector_norm(exact_GK, ord=math.inf, dim=1)
+    # Powers of two by their bits: multiplying by them is exact, and pow may not be.
+    power_G = (largest_G.view(torch.int32) & _EXPONENT_MASK).view(torch.float32)
+    step_G = power_G.clamp_min(_LEAST_POWER) * 2.0 ** (1 - _GRID_BITS)
+    whole_GK = (exact_GK * (1 / step_G)[:, None]).round()
+    rotated_GK = whole_GK @ constants.hadamard_KK.T
+
+    # In float64 the sum of squares of whole numbers is exact too.
+    norm_G = torch.linalg.vector_norm(rotated_GK, dim=1, dtype=torch.float64)
+    roots_G = (norm_G / block * step_G).sqrt()
+    scales_G = torch.where(largest_G.isfinite(), roots_G, math.nan).half()
+    divisor_G = scales_G.float().square() * math.sqrt(block) / step_G
+    unit_GK = rotated_GK * torch.where(divisor_G > 0, 1 / divisor_G, 0)[:, None]
+    codes_GK = torch.bucketize(unit_GK, constants.thresholds, out_int32=True, right=True)
+    return codes_GK.to(torch.uint8), scales_G
+
+
+def dequantise(
+    codes_GK: Tensor, scales_G: Tensor, constants: Constants, product_dtype: torch.dtype
+) -> Tensor:
+    """Values [G, K] of what `quantise` returned."""
+    factor_G = scales_G.float().square() / math.sqrt(codes_GK.shape[1])
+    rotated_GK = constants.centroids[codes_GK.int()] * factor_G[:, None]
+    return rotated_GK.to(product_dtype) @ constants.hadamard_KK.to(product_dtype)
+
+
+def _signed_hadamard(block: int) -> Tensor:
+    assert MIN_BLOCK <= block <= MAX_BLOCK
+    rows = torch.ones(1, 1)
+    while len(rows) < block:
+        rows = torch.cat([torch.cat([rows, rows], 1), torch.cat([rows, -rows], 1)])
+    digits = f"{SIGN_BITS:0{MAX_BLOCK}b}"[:block]
+    return rows * torch.tensor([-1.0 if digit == "1" else 1.0 for digit in digits])
+
+
+@lru_cache(maxsize=16)
+def _constants(bits: int, block: int, device: torch.device) -> Constants:
+    tables = (_signed_hadamard(block), thresholds(bits), centroids(bits))
+    return Constants(*(table.to(device) for table in tables))
