@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        wide = hidden.float()
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(hidden.dtype)
 

@@ -1,0 +1,187 @@
+"""What the head is taught: the target's distributions, at every draft step that reaches them.
+
+The target's row j is asked of index j-1-k at step k: the same row, K times.
+`soft_target_loss_plain` is the twin that writes everything out.
+
+Two losses. `soft_cross_entropy` is -sum p log q over the draft vocabulary, p renormalised on it.
+`acceptance` is -log sum min(p, q), p over the whole vocabulary: the chance that a token drafted
+from q is kept. The logarithm is there because 1 - sum min(p, q) has a gradient in proportion to q,
+so that rows which the head gets entirely wrong would teach it nothing; divided by the sum, they
+teach as much as others.
+
+Legend: T tokens, R rows with a label, K draft steps, D hidden size, V draft vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fledge.contracts.train_settings import LossKind
+from fledge.ops.documents import Documents
+from fledge.ops.micro_batch import TargetRows
+
+TINY = 1e-30
+"""Least acceptance that a logarithm is taken of."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReadout:
+    """The target's output matrix at the tokens of the draft vocabulary, and what follows it."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None = None
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def logits(self, final_RD: Tensor) -> Tensor:
+        """Wide logits [R, V]; the product itself is in the matrix's own precision."""
+        product_RV = F.linear(final_RD.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
+        logits_RV = product_RV.to(_wide(product_RV)) * self.scale
+        if self.soft_cap is not None:
+            logits_RV = self.soft_cap * torch.tanh(logits_RV / self.soft_cap)
+        return logits_RV
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The target's rows as the loss sees them."""
+
+    targets: TargetRows
+    greedy_R: Tensor
+    """The target's best token as a draft token; -1 where the draft vocabulary lacks it."""
+
+    index_RK: Tensor
+    """Index that a row is asked of; T where there is none in the row's document."""
+
+    counts_R: Tensor
+    """Whether the row has a part in the loss; it is measured in any case."""
+
+    num_tokens: int
+
+    @property
+    def is_asked_RK(self) -> Tensor:
+        return self.index_RK < self.num_tokens
+
+
+class LossRows(NamedTuple):
+    """Of every row at every step; zero where a row is not asked."""
+
+    loss: Tensor
+    """Scalar, weighted by step, differentiable."""
+
+    loss_RK: Tensor
+    correct_RK: Tensor
+    accepted_RK: Tensor
+    entropy_R: Tensor
+
+
+def find_labels(
+    targets: TargetRows,
+    documents: Documents,
+    draft_of_target: Tensor,
+    *,
+    num_steps: int,
+    greedy_in_vocab_only: bool,
+) -> Labels:
+    """Where each row of the target is asked; `draft_of_target` has -1 for tokens not drafted."""
+    steps_K = torch.arange(num_steps, device=targets.rows_R.device)
+    is_asked_RK = documents.positions_T[targets.rows_R][:, None] > steps_K
+    index_RK = targets.rows_R[:, None] - 1 - steps_K
+    greedy_R = draft_of_target[targets.greedy_R]
+    all_R = torch.ones_like(greedy_R, dtype=torch.bool)
+    return Labels(
+        targets=targets,
+        greedy_R=greedy_R,
+        index_RK=torch.where(is_asked_RK, index_RK, documents.num_tokens),
+        counts_R=greedy_R >= 0 if greedy_in_vocab_only else all_R,
+        num_tokens=documents.num_tokens,
+    )
+
+
+def soft_target_loss_plain(
+    normed: Sequence[Tensor],
+    lm_head_VD: Tensor,
+    labels: Labels,
+    readout: DraftReadout | None,
+    weights_K: Tensor,
+    kind: LossKind,
+) -> LossRows:
+    """All logits of all steps, written out; `normed` holds K outputs [T, D]."""
+    targets = labels.targets
+    logp_RV = target_logprobs(targets, readout, lm_head_VD)
+    p_RV = logp_RV.exp()
+    kept_RV = p_RV * targets.log_mass_R.to(p_RV.dtype).exp()[:, None]
+    losses, corrects, accepts = [], [], []
+    for step, normed_TD in enumerate(normed):
+        is_asked_R = labels.is_asked_RK[:, step]
+        index_R = labels.index_RK[:, step].clamp(max=labels.num_tokens - 1)
+        logits_RV = F.linear(normed_TD[index_R], lm_head_VD)
+        logq_RV = logits_RV.to(p_RV.dtype).log_softmax(dim=-1)
+        accepted_R = torch.minimum(kept_RV, logq_RV.exp()).sum(dim=-1)
+        if kind == "soft_cross_entropy":
+            loss_R = -(p_RV * logq_RV).sum(dim=-1)
+        else:
+            loss_R = -accepted_R.clamp(min=TINY).log()
+        losses.append(loss_R * (is_asked_R & labels.counts_R))
+        corrects.append((logits_RV.argmax(dim=-1) == labels.greedy_R) & is_asked_R)
+        accepts.append(accepted_R.detach() * is_asked_R)
+    loss_RK = torch.stack(losses, dim=1)
+    return LossRows(
+        loss=(loss_RK.sum(dim=0) * weights_K.to(loss_RK.dtype)).sum(),
+        loss_RK=loss_RK.detach(),
+        correct_RK=torch.stack(corrects, dim=1),
+        accepted_RK=torch.stack(accepts, dim=1),
+        entropy_R=-(p_RV * logp_RV.clamp(min=-1e30)).sum(dim=-1),
+    )
+
+
+def target_logprobs(
+    targets: TargetRows, readout: DraftReadout | None, lm_head_VD: Tensor
+) -> Tensor:
+    """The target over the draft vocabulary, [R, V]; -inf for what is not among the kept tops."""
+    if targets.top_ids_RC is not None and targets.top_logprobs_RC is not None:
+        wide = _wide(lm_head_VD)
+        shape = (targets.top_ids_RC.shape[0], lm_head_VD.shape[0])
+        all_RV = torch.full(shape, -torch.inf, dtype=wide, device=lm_head_VD.device)
+        top_RC = targets.top_logprobs_RC.to(wide).log_softmax(dim=-1)
+        return all_RV.scatter(1, targets.top_ids_RC.long(), top_RC)
+    assert targets.final_RD is not None
+    assert readout is not None
+    return readout.logits(targets.final_RD).log_softmax(dim=-1)
+
+
+def feature_loss(normed: Sequence[Tensor], labels: Labels, weights_K: Tensor) -> Tensor:
+    """Smooth L1 between the head's normed outputs and the target's final hidden states."""
+    final_RD = labels.targets.final_RD
+    assert final_RD is not None
+    losses = []
+    for step, normed_TD in enumerate(normed):
+        is_used_R = labels.is_asked_RK[:, step] & labels.counts_R
+        index_R = labels.index_RK[:, step].clamp(max=labels.num_tokens - 1)
+        own_RD = normed_TD[index_R].to(_wide(normed_TD))
+        error_RD = F.smooth_l1_loss(own_RD, final_RD.to(own_RD.dtype), reduction="none")
+        losses.append((error_RD.mean(dim=-1) * is_used_R).sum())
+    return (torch.stack(losses) * weights_K.to(losses[0].dtype)).sum()
+
+
+def chain_counts(correct_RK: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+    """Per step: indices correct at every step up to it, and those offered such a step."""
+    alive_T = torch.ones(labels.num_tokens + 1, dtype=torch.bool, device=correct_RK.device)
+    chains, offers = [], []
+    for step in range(correct_RK.shape[1]):
+        index_R = labels.index_RK[:, step]
+        offered_R = alive_T[index_R] & labels.is_asked_RK[:, step]
+        chained_R = offered_R & correct_RK[:, step]
+        # Rows that are not asked all share the slot behind the last token, which stays false.
+        alive_T = torch.zeros_like(alive_T).index_put((index_R,), chained_R)
+        chains.append(chained_R.sum())
+        offers.append(offered_R.sum())
+    return torch.stack(chains), torch.stack(offers)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

@@ -1,0 +1,229 @@
+"""Training-time test: the head drafts K steps from its own outputs, and is taught at each.
+
+Step k at index t reads the embedding of token t+1+k and the head's own output of step k-1 at the
+same index, or the fused feature t at step 0, at position t+1+k of its document: what serving gives
+to the token that stands there. `fledge.ops.micro_batch` has the shift, `fledge.ops.draft_attention`
+what is seen.
+
+`is_plain` is the twin: every score, every logit. The other path gives the same losses and
+gradients.
+
+The weights that learn stay as they are, usually float32; each is cast once per pass to the
+precision that products are computed in, inside `forward`, so that gradients arrive at the weights
+in their own precision and DDP and FSDP2 can wrap the module. With FSDP2, leave
+`cast_forward_inputs` off.
+
+Legend: T tokens, F tapped features, K draft steps, D hidden size, V draft vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fledge.contracts.errors import ConfigError
+from fledge.contracts.train_settings import LossSettings
+from fledge.models.head import Eagle3Head
+from fledge.models.target_reading import Readout
+from fledge.ops.attention import AttentionSpec
+from fledge.ops.documents import Documents
+from fledge.ops.draft_attention import StepKeys, attend_step_plain
+from fledge.ops.micro_batch import MicroBatch
+from fledge.ops.soft_targets import (
+    DraftReadout,
+    Labels,
+    LossRows,
+    chain_counts,
+    feature_loss,
+    find_labels,
+    soft_target_loss_plain,
+)
+from fledge.training.step_sums import StepSums
+
+
+class TTTResult(NamedTuple):
+    loss: Tensor
+    """Scalar, differentiable: sum over steps of decay^k * loss_k / denominator_k."""
+
+    sums: StepSums
+
+
+def count_labels(
+    loss_mask_T: NDArray[np.bool_], lengths: Sequence[int], num_steps: int
+) -> NDArray[np.int64]:
+    """Positions with a label at each step, from the loss mask of documents end to end.
+
+    What `mean = "labels"` divides by; whether the draft vocabulary has the target's best token does
+    not matter, since nobody knows that before the target has run.
+    """
+    counts_K = np.zeros(num_steps, dtype=np.int64)
+    start = 0
+    for length in lengths:
+        # Row j has a label when token j+1 has loss, and step k reaches it from index j-1-k.
+        rows = np.flatnonzero(loss_mask_T[start + 2 : start + length]) + 1
+        for step in range(num_steps):
+            counts_K[step] += int((rows > step).sum())
+        start += length
+    return counts_K
+
+
+class TTTModule(nn.Module):
+    """A head in training: what DDP and FSDP2 wrap."""
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        embedding_VD: Tensor,
+        readout: Readout | None,
+        loss: LossSettings,
+        *,
+        compute_dtype: torch.dtype,
+        hidden_noise: float = 0.0,
+        is_plain: bool = False,
+    ) -> None:
+        """`readout` may be None where the targets are kept tops of distributions."""
+        super().__init__()
+        self.head = head
+        self.loss = loss
+        self.compute_dtype = compute_dtype
+        self.hidden_noise = hidden_noise
+        self.is_plain = is_plain
+        device = head.draft_to_target_V.device
+        # Neither parameters nor buffers: nobody may broadcast, shard or save the target's matrices.
+        self._embedding_VD = embedding_VD.detach()
+        self._readout = None if readout is None else _at_draft_tokens(readout, head, compute_dtype)
+        self._draft_of_target = torch.full((head.config.vocab_size,), -1, device=device)
+        self._draft_of_target[head.draft_to_target_V] = torch.arange(
+            head.config.draft_vocab_size, device=device
+        )
+        self._unrolled = (_Unrolled(head),)
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        denominators_K: Tensor,
+        generator: torch.Generator | None = None,
+    ) -> TTTResult:
+        """`denominators_K` are those of the whole optimizer step, over all processes."""
+        features_TF = batch.features_TF.to(self.compute_dtype)
+        if self.hidden_noise:
+            features_TF = add_noise(features_TF, self.hidden_noise, generator)
+        cast = {
+            f"head.{name}": parameter.to(self.compute_dtype)
+            for name, parameter in self.head.named_parameters()
+        }
+        normed: list[Tensor] = functional_call(
+            self._unrolled[0], cast, (batch, features_TF, self._embedding_VD, self.loss.steps)
+        )
+        labels = find_labels(
+            batch.targets,
+            batch.documents,
+            self._draft_of_target,
+            num_steps=self.loss.steps,
+            greedy_in_vocab_only=self.loss.greedy_in_vocab_only,
+        )
+        steps_K = torch.arange(self.loss.steps, device=denominators_K.device)
+        weights_K = self.loss.step_decay**steps_K / denominators_K.clamp(min=1)
+        rows = self._compare(normed, cast["head.lm_head.weight"], labels, weights_K)
+        loss = rows.loss
+        if self.loss.feature_weight:
+            self._check_features(batch)
+            loss = loss + self.loss.feature_weight * feature_loss(normed, labels, weights_K)
+        return TTTResult(loss, _sum_up(rows, labels))
+
+    def _compare(
+        self, normed: list[Tensor], lm_head_VD: Tensor, labels: Labels, weights_K: Tensor
+    ) -> LossRows:
+        if labels.targets.final_RD is None and labels.targets.top_ids_RC is None:
+            raise ConfigError("the micro-batch has neither final hidden rows nor top tokens.")
+        return soft_target_loss_plain(
+            normed, lm_head_VD, labels, self._readout, weights_K, self.loss.kind
+        )
+
+    def _check_features(self, batch: MicroBatch) -> None:
+        final_RD, size = batch.targets.final_RD, self.head.config.hidden_size
+        if final_RD is None:
+            raise ConfigError(
+                f"feature_weight is {self.loss.feature_weight}, but the features hold top tokens "
+                "instead of final hidden states; capture them with final rows, or set it to 0."
+            )
+        if final_RD.shape[1] != size:
+            raise ConfigError(
+                f"feature_weight is {self.loss.feature_weight}, but the head's hidden size {size} "
+                f"is not the target's {final_RD.shape[1]}; set it to 0."
+            )
+
+
+class _Unrolled(nn.Module):
+    """All steps of the head, so that `functional_call` can put cast weights into it."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self, batch: MicroBatch, features_TF: Tensor, embedding_VD: Tensor, num_steps: int
+    ) -> list[Tensor]:
+        head, documents = self.head, batch.documents
+        hidden_TD = head.fuse(features_TF)
+        attention = _StepAttention(head, documents)
+        normed = []
+        for step in range(num_steps):
+            # What runs over a document's end has no label there, and nobody else sees it.
+            tokens_T = torch.roll(batch.token_ids_T, -(1 + step))
+            embeds_TD = head.embed(tokens_T, embedding_VD).to(hidden_TD.dtype)
+            positions_T = documents.positions_T + 1 + step
+            hidden_TD, normed_TD = head(embeds_TD, hidden_TD, positions_T, attention)
+            normed.append(normed_TD)
+        return normed
+
+
+class _StepAttention:
+    """The head's `attend` over the steps: each call leaves its keys and values for later ones."""
+
+    def __init__(self, head: Eagle3Head, documents: Documents) -> None:
+        config = head.config
+        self._spec = AttentionSpec(scale=config.head_dim**-0.5, window=config.sliding_window)
+        self._documents = documents
+        self._seen: StepKeys | None = None
+
+    def __call__(self, query_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> Tensor:
+        seen = self._seen
+        self._seen = (
+            StepKeys(keys_TGD, values_TGD) if seen is None else seen.extended(keys_TGD, values_TGD)
+        )
+        return attend_step_plain(query_THD, self._seen, self._documents, self._spec)
+
+
+def add_noise(features_TF: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """Each feature moved by up to `share` of its own size, uniformly."""
+    uniform_TF = torch.rand(
+        features_TF.shape, generator=generator, dtype=torch.float32, device=features_TF.device
+    )
+    return features_TF * (1 + share * (2 * uniform_TF - 1)).to(features_TF.dtype)
+
+
+def _at_draft_tokens(readout: Readout, head: Eagle3Head, dtype: torch.dtype) -> DraftReadout:
+    """The target's output rows of the draft vocabulary."""
+    ids_V = head.draft_to_target_V.to(readout.weight_VD.device)
+    bias_V = None if readout.bias_V is None else readout.bias_V.detach()[ids_V].to(dtype)
+    weight_VD = readout.weight_VD.detach()[ids_V].to(dtype)
+    return DraftReadout(weight_VD, bias_V, readout.scale, readout.soft_cap)
+
+
+def _sum_up(rows: LossRows, labels: Labels) -> StepSums:
+    is_asked_RK = labels.is_asked_RK
+    chain_K, offered_K = chain_counts(rows.correct_RK, labels)
+    return StepSums(
+        loss_K=rows.loss_RK.sum(dim=0),
+        count_K=is_asked_RK.sum(dim=0),
+        correct_K=rows.correct_RK.sum(dim=0),
+        chain_K=chain_K,
+        offered_K=offered_K,
+        accepted_K=rows.accepted_RK.sum(dim=0),
+        entropy_K=(rows.entropy_R[:, None] * is_asked_RK).sum(dim=0),
+    )
