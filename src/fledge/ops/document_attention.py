@@ -129,5 +129,6 @@ def _attend_fused(
         scale=spec.scale,
         # The window counts the token itself, the kernel what lies before it.
         window_size_left=None if spec.window is None else spec.window - 1,
+        window_size_right=None if spec.window is None else 0,
     )[0]
     return out_THD
