@@ -1,7 +1,7 @@
 """What the target thinks where the loss looks, without ever holding all logits.
 
-Legend: T tokens, R rows with a label, D hidden size, V vocabulary, C draft vocabulary, K of it kept,
-P rows at once.
+Legend: T tokens, R rows with a label, P rows at once, D hidden size, V vocabulary, C draft
+vocabulary, K of it kept.
 """
 
 import torch
