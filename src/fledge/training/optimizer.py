@@ -1,0 +1,110 @@
+"""AdamW on float32 weights, a learning rate that is a function of the step, and an average.
+
+Nothing here waits for the device: the norm of the gradient stays there until somebody reads it.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from fledge.contracts.train_settings import OptimizerSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW remembers of each weight."""
+
+_AVERAGE_WARMUP = 10
+
+
+def learning_rate(settings: OptimizerSettings, step: int, num_steps: int) -> float:
+    """Of a step counted from 0: a line up to the full rate, then half a cosine down."""
+    warmup = math.ceil(settings.warmup * num_steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, num_steps - warmup)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return settings.learning_rate * (settings.min_ratio + (1 - settings.min_ratio) * cosine)
+
+
+def average_decay(decay: float, step: int) -> float:
+    """Of the average after a step counted from 0: short at first, to forget the start."""
+    return min(decay, (1 + step) / (_AVERAGE_WARMUP + step))
+
+
+class Optimizer:
+    """The weights of one module, and everything that is remembered about them."""
+
+    def __init__(self, module: nn.Module, settings: OptimizerSettings, num_steps: int) -> None:
+        self._settings = settings
+        self._num_steps = num_steps
+        self.weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        self._list: list[Tensor] = list(self.weights.values())
+        assert all(one.dtype is torch.float32 for one in self._list), "masters are float32"
+        self._adamw = AdamW(
+            _with_and_without_decay(self.weights.items(), settings.weight_decay),
+            lr=settings.learning_rate,
+            betas=(settings.betas[0], settings.betas[1]),
+            # The plain loop sums in one order; the fused one saves launches on a GPU.
+            fused=self._list[0].device.type == "cuda",
+            foreach=False if self._list[0].device.type == "cpu" else None,
+        )
+        self.average: dict[str, Tensor] | None = None
+        if settings.ema:
+            self.average = {name: one.detach().clone() for name, one in self.weights.items()}
+
+    @property
+    def shown(self) -> dict[str, Tensor]:
+        """The weights that are measured and saved: the average where one is kept."""
+        if self.average is not None:
+            return self.average
+        return {name: one.detach() for name, one in self.weights.items()}
+
+    def step(self, number: int) -> Tensor:
+        """Use up the gradients; returns their norm before it was clipped."""
+        limit = self._settings.clip or math.inf
+        norm = nn.utils.clip_grad_norm_(self._list, limit, foreach=None)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate(self._settings, number, self._num_steps)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        if self.average is not None:
+            weight = 1 - average_decay(self._settings.ema, number)
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self.average.values()), self._list, weight)
+        return norm
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """What AdamW remembers, by the weight's name; zeros before the first step."""
+        return {
+            name: {key: self._state(one)[key] for key in MOMENTS}
+            for name, one in self.weights.items()
+        }
+
+    def set_steps(self, number: int) -> None:
+        """Go on as if so many steps were taken; moments are filled in by the caller."""
+        for one in self._list:
+            self._state(one)["step"].fill_(float(number))
+
+    def _state(self, weight: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self._adamw.state[weight]
+        if not state:
+            # As AdamW itself begins: its counter lies beside the weights only when it is fused.
+            is_fused = self._adamw.param_groups[0]["fused"]
+            device = weight.device if is_fused else torch.device("cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            for key in MOMENTS:
+                state[key] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return state
+
+
+def _with_and_without_decay(
+    weights: Iterable[tuple[str, Tensor]], weight_decay: float
+) -> list[dict[str, object]]:
+    """Matrices decay; the scales of norms do not, or they would be pulled to zero."""
+    listed = list(weights)
+    matrices = [one for _, one in listed if one.dim() >= 2]
+    scales = [one for _, one in listed if one.dim() < 2]
+    groups = [(matrices, weight_decay), (scales, 0.0)]
+    return [{"params": ones, "weight_decay": decay} for ones, decay in groups if ones]
