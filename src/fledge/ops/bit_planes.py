@@ -69,7 +69,8 @@ def _unpack_plane(plane_TB: Tensor, bits: int) -> Tensor:
         return plane_TB
     num_runs = 8 // bits
     runs: Tensor = plane_TB[:, None, :] >> _shifts(num_runs, bits, plane_TB.device)
-    return (runs & (2**bits - 1)).reshape(len(plane_TB), -1)
+    values: Tensor = runs & (2**bits - 1)
+    return values.reshape(len(plane_TB), -1)
 
 
 def _columns(bytes_TB: Tensor, widths: list[int]) -> Iterator[Tensor]:

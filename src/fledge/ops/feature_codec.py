@@ -29,10 +29,15 @@ from torch import Tensor
 
 from fledge.contracts.capture_settings import FeatureFormat
 from fledge.contracts.errors import ArtifactError
+from fledge.contracts.feature_formats import (
+    FORMAT_BITS,
+    MAX_BLOCK,
+    MIN_BLOCK,
+    block_size,
+    padded_size,
+)
 from fledge.ops import bit_planes
 
-MAX_BLOCK = 128
-MIN_BLOCK = 32
 SIGN_BITS = 0x243F6A8885A308D313198A2E03707344
 """The first 128 binary digits of pi behind the point: signs that nobody chose."""
 
@@ -45,8 +50,6 @@ _EXPONENT_MASK = 0x7F800000
 
 _LEAST_POWER = 2.0**-100
 """Blocks below it become zeros."""
-
-_BITS: dict[FeatureFormat, int] = {"q8": 8, "q6": 6, "q5": 5, "q4": 4}
 
 
 class Codec(ABC):
@@ -114,11 +117,11 @@ class RotatedCodec(Codec):
 
     def __init__(self, name: FeatureFormat, *, hidden_size: int, num_taps: int):
         super().__init__(name, num_taps * hidden_size)
-        self.bits = _BITS[name]
+        self.bits = FORMAT_BITS[name]
         self.hidden_size = hidden_size
         self.num_taps = num_taps
         self.block = block_size(hidden_size)
-        self.padded_size = -(-hidden_size // self.block) * self.block
+        self.padded_size = padded_size(hidden_size)
         """Values of one tap, with the zeros that fill its last block."""
 
     @property
@@ -168,11 +171,6 @@ def make_codec(
     if name == "exact":
         return ExactCodec(num_taps * hidden_size, dtype)
     return RotatedCodec(name, hidden_size=hidden_size, num_taps=num_taps)
-
-
-def block_size(hidden_size: int) -> int:
-    """The largest power of two from 32 to 128 that divides the hidden size, else 32."""
-    return max(MIN_BLOCK, math.gcd(hidden_size, MAX_BLOCK))
 
 
 def rotation_matrix(block: int) -> Tensor:
