@@ -41,6 +41,15 @@ class HeadOutput(NamedTuple):
     """What the logits are made of."""
 
 
+class AttentionInput(NamedTuple):
+    """What a layer hands to attention, and what it adds the outcome to."""
+
+    residual_TD: Tensor
+    query_THD: Tensor
+    keys_TGD: Tensor
+    values_TGD: Tensor
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -74,7 +83,8 @@ class HeadAttention(nn.Module):
             self._frequencies[device] = self._frequencies[torch.device("cpu")].to(device)
         return self._frequencies[device]
 
-    def forward(self, x_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def project(self, x_TE: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, keys and values, the first two rotated to their positions."""
         num_tokens = x_TE.shape[0]
         frequencies = self.frequencies(positions_T.device)
         query = self.q_proj(x_TE).view(num_tokens, -1, self.head_dim)
@@ -82,8 +92,7 @@ class HeadAttention(nn.Module):
         values = self.v_proj(x_TE).view(num_tokens, -1, self.head_dim)
         query = rotate(query, positions_T, frequencies, self.rope_scale)
         keys = rotate(keys, positions_T, frequencies, self.rope_scale)
-        out: Tensor = self.o_proj(attend(query, keys, values).reshape(num_tokens, -1))
-        return out
+        return query, keys, values
 
 
 class HeadMLP(nn.Module):
@@ -114,10 +123,19 @@ class HeadLayer(nn.Module):
     def forward(
         self, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend
     ) -> Tensor:
+        residual_TD, *projected = self.before_attention(embeds_TD, hidden_TD, positions_T)
+        return self.after_attention(residual_TD, attend(*projected))
+
+    def before_attention(
+        self, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor
+    ) -> AttentionInput:
         normed_TD = self.hidden_norm(hidden_TD)
         residual_TD = normed_TD if self.norm_before_residual else hidden_TD
         x_TE = torch.cat([self.input_layernorm(embeds_TD), normed_TD], dim=-1)
-        hidden_TD = residual_TD + self.self_attn(x_TE, positions_T, attend)
+        return AttentionInput(residual_TD, *self.self_attn.project(x_TE, positions_T))
+
+    def after_attention(self, residual_TD: Tensor, attended_THD: Tensor) -> Tensor:
+        hidden_TD = residual_TD + self.self_attn.o_proj(attended_THD.flatten(1))
         out: Tensor = hidden_TD + self.mlp(self.post_attention_layernorm(hidden_TD))
         return out
 
@@ -176,7 +194,10 @@ class Eagle3Head(nn.Module):
         self, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend
     ) -> HeadOutput:
         """One draft step for T tokens: their embeddings, and the hidden state before each."""
-        out_TD = self.midlayer(embeds_TD, hidden_TD, positions_T, attend)
+        return self.finish(self.midlayer(embeds_TD, hidden_TD, positions_T, attend))
+
+    def finish(self, out_TD: Tensor) -> HeadOutput:
+        """What a step gives, of the layer's output."""
         normed_TD = self.norm(out_TD)
         return HeadOutput(normed_TD if self.config.norm_output else out_TD, normed_TD)
 
