@@ -29,8 +29,10 @@ class Corpus:
         self.manifest = manifest
         names = [name for name in manifest.files if Path(name).match(SHARD_PATTERN)]
         ordered = sorted(names, key=lambda name: (len(name), name))
-        self._shards = [Shard(directory / name) for name in ordered]
-        self._ends = np.cumsum([len(shard) for shard in self._shards])
+        self.shards = [Shard(directory / name) for name in ordered]
+        """Its files, in order."""
+
+        self._ends = np.cumsum([len(shard) for shard in self.shards])
 
     @classmethod
     def open(cls, directory: Path) -> "Corpus":
@@ -54,7 +56,7 @@ class Corpus:
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample."""
-        found = [np.diff(shard.offsets) for shard in self._shards]
+        found = [np.diff(shard.offsets) for shard in self.shards]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     @cached_property
@@ -73,9 +75,9 @@ class Corpus:
             raise IndexError(f"sample {number} of {len(self)}")
         place = int(np.searchsorted(self._ends, number, side="right"))
         before = int(self._ends[place - 1]) if place else 0
-        return self._shards[place].sample(number - before)
+        return self.shards[place].sample(number - before)
 
     def __iter__(self) -> Iterator[Sample]:
-        for shard in self._shards:
+        for shard in self.shards:
             for number in range(len(shard)):
                 yield shard.sample(number)

@@ -13,6 +13,8 @@ from typing import Any
 
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.store.cache_publish import publish_file
+from fledge.store.local_place import LocalPlace
+from fledge.store.place import Place
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
@@ -52,7 +54,8 @@ class Manifest:
     plan: Plan
     counts: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
-    """Bytes and sha256 of each file, by its path below the directory."""
+    """Bytes and sha256 of each file, by its path below the directory. Of a shard of features the
+    sha256 is that of its head, which holds checksums of the rest."""
 
     provenance: Mapping[str, Any]
     """Version, commit, date, machine: outside the fingerprint."""
@@ -67,8 +70,9 @@ class Manifest:
         text = json.dumps(plain, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(encode_json(text)).hexdigest()
 
-    def write(self, directory: Path) -> None:
-        write_json(directory / MANIFEST_NAME, {**self._to_json(), "fingerprint": self.fingerprint})
+    def write(self, directory: Path | Place) -> None:
+        document = {**self._to_json(), "fingerprint": self.fingerprint}
+        _place(directory).replace(MANIFEST_NAME, json_document(document))
 
     def _to_json(self) -> dict[str, Any]:
         return {
@@ -80,44 +84,45 @@ class Manifest:
         }
 
 
-def read_input(directory: Path, *kinds: str) -> Manifest:
+def read_input(directory: Path | Place, *kinds: str) -> Manifest:
     """The manifest of a directory that is to be read: of one of the kinds, its files all there."""
     remedy = f"give a directory that `fledge {_MADE_BY[kinds[0]]}` made."
-    if directory.is_file():
+    if isinstance(directory, Path) and directory.is_file():
         raise ConfigError(f"{directory} is a file; {remedy}")
     manifest = read_manifest(directory)
     kind = manifest.plan.kind
     if kind not in kinds:
         raise MismatchError(f"{directory} holds {kind}, not {kinds[0]}; {remedy}")
-    require_files(directory, manifest)
+    require_files(_place(directory), manifest)
     return manifest
 
 
-def require_files(directory: Path, manifest: Manifest) -> None:
+def require_files(place: Place, manifest: Manifest) -> None:
     """Refuse a finished directory that has lost a file, or a part of one."""
+    sizes = place.sizes()
     for name, entry in manifest.files.items():
-        path = directory / name
-        found = path.stat().st_size if path.is_file() else None
+        found = sizes.get(name)
         if found != entry["bytes"]:
             state = "missing" if found is None else f"{found} bytes long"
             raise ArtifactError(
-                f"{path} is {state}, and the manifest says {entry['bytes']} bytes; remove "
-                f"{directory} and make it again."
+                f"{place.file(name)} is {state}, and the manifest says {entry['bytes']} bytes; "
+                f"remove {place} and make it again."
             )
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path | Place) -> Manifest:
     """The manifest of a finished directory."""
-    path = directory / MANIFEST_NAME
-    if not directory.is_dir():
+    if isinstance(directory, Path) and not directory.is_dir():
         raise ArtifactError(f"there is no directory {directory}.")
-    if not path.is_file():
+    content = _place(directory).read(MANIFEST_NAME)
+    if content is None:
         raise ArtifactError(
             f"{directory} has no {MANIFEST_NAME}: it is unfinished, or not made by fledge. Run the "
             "stage that makes it again; it goes on where it stopped."
         )
+    file = _place(directory).file(MANIFEST_NAME)
     try:
-        table = json.loads(path.read_bytes())
+        table = json.loads(content)
         schema = table["schema"]
         if schema != SCHEMA:
             raise MismatchError(
@@ -131,18 +136,27 @@ def read_manifest(directory: Path) -> Manifest:
             provenance=table["provenance"],
         )
         is_whole = table["fingerprint"] == manifest.fingerprint
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
-            f"{path} is damaged ({error!r}); remove {directory} and make it again."
+            f"{file} is damaged ({error!r}); remove {directory} and make it again."
         ) from error
     if not is_whole:
-        raise ArtifactError(f"{path} was changed by hand; remove {directory} and make it again.")
+        raise ArtifactError(f"{file} was changed by hand; remove {directory} and make it again.")
     return manifest
+
+
+def _place(directory: Path | Place) -> Place:
+    return LocalPlace(directory) if isinstance(directory, Path) else directory
 
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file that appears whole or not at all."""
-    publish_file(path, encode_json(json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
+    publish_file(path, json_document(document))
+
+
+def json_document(document: Any) -> bytes:
+    """A JSON file's content, for people as well."""
+    return encode_json(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def encode_json(text: str) -> bytes:

@@ -11,7 +11,6 @@ Where nothing was made yet there is nothing to protect, and a run that stopped a
 on without such rows: nothing was left out so far.
 """
 
-import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,28 +21,33 @@ from typing import Any
 from fledge.contracts import provenance
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.contracts.progress import Progress, SilentProgress
-from fledge.store.capacity import translated_disk_errors
 from fledge.store.hashing import hash_part
+from fledge.store.local_place import LocalPlace
 from fledge.store.manifest import (
     MANIFEST_NAME,
     Manifest,
     Plan,
+    json_document,
     read_manifest,
     require_files,
-    write_json,
 )
+from fledge.store.place import LOCK_NAME, Place
 
 PLAN_NAME = "plan.json"
-LOCK_NAME = ".lock"
 
 
 class StageDirectory:
     """A directory that this process alone may write."""
 
-    def __init__(self, path: Path, plan: Plan, manifest: Manifest | None) -> None:
-        self.path = path
+    def __init__(self, place: Place, plan: Plan, manifest: Manifest | None) -> None:
+        self.place = place
         self.plan = plan
         self._manifest = manifest
+
+    @property
+    def path(self) -> Path:
+        assert isinstance(self.place, LocalPlace), "the stage writes to an object store"
+        return self.place.path
 
     @property
     def is_finished(self) -> bool:
@@ -62,7 +66,7 @@ class StageDirectory:
         device: str = "cpu",
         progress: Progress | None = None,
     ) -> Manifest:
-        """Write the manifest: from now on the directory is whole and stays as it is."""
+        """Read every file once, and write the manifest."""
         sizes = {path: path.stat().st_size for path in sorted(files)}
         shown = progress or SilentProgress()
         with shown.task(f"checking {self.path.name}", sum(sizes.values())) as task:
@@ -70,13 +74,19 @@ class StageDirectory:
                 str(path.relative_to(self.path)): {"bytes": size, "sha256": hash_part(path, task)}
                 for path, size in sizes.items()
             }
+        return self.seal(counts=counts, files=entries, device=device)
+
+    def seal(
+        self, *, counts: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]], device: str
+    ) -> Manifest:
+        """Write the manifest: from now on the directory is whole and stays as it is."""
         self._manifest = Manifest(
             plan=self.plan,
             counts=counts,
-            files=entries,
+            files=files,
             provenance=provenance.collect(device=device),
         )
-        self._manifest.write(self.path)
+        self._manifest.write(self.place)
         return self._manifest
 
 
@@ -88,61 +98,54 @@ def open_stage(
 
     `has_results` says of an unfinished directory whether there is anything in it to go on with.
     """
-    with _locked(path):
-        with translated_disk_errors(path, place="output"):
-            manifest = _check(path, plan, has_results)
-        yield StageDirectory(path, plan, manifest)
+    with open_stage_at(LocalPlace(path), plan, has_results=lambda place: has_results(path)) as it:
+        yield it
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with translated_disk_errors(path, place="output"):
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK_NAME).open("a")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ArtifactError(
-                f"another fledge process is writing {path}; wait for it, or choose another "
-                "directory."
-            ) from error
-        yield
+def open_stage_at(
+    place: Place, plan: Plan, *, has_results: Callable[[Place], bool] = lambda place: True
+) -> Iterator[StageDirectory]:
+    """The same for an output directory that may be in an object store."""
+    with place.locked():
+        manifest = _check(place, plan, has_results)
+        yield StageDirectory(place, plan, manifest)
 
 
-def _check(path: Path, plan: Plan, has_results: Callable[[Path], bool]) -> Manifest | None:
+def _check(place: Place, plan: Plan, has_results: Callable[[Place], bool]) -> Manifest | None:
     """The manifest if the stage finished before; refuses a directory of other work."""
     asked = json.loads(json.dumps(asdict(plan)))
-    if (path / MANIFEST_NAME).exists():
-        manifest = read_manifest(path)
-        _refuse_other(path, "finished", json.loads(json.dumps(asdict(manifest.plan))), asked)
-        require_files(path, manifest)
+    names = place.names()
+    if MANIFEST_NAME in names:
+        manifest = read_manifest(place)
+        _refuse_other(place, "finished", json.loads(json.dumps(asdict(manifest.plan))), asked)
+        require_files(place, manifest)
         return manifest
-    if (path / PLAN_NAME).exists():
-        found = _read_plan(path)
-        if found["kind"] != asked["kind"] or has_results(path):
-            _refuse_other(path, "unfinished", _going_on(found, asked), asked)
+    if PLAN_NAME in names:
+        found = _read_plan(place)
+        if found["kind"] != asked["kind"] or has_results(place):
+            _refuse_other(place, "unfinished", _going_on(found, asked), asked)
         if found != asked:
-            write_json(path / PLAN_NAME, asked)
+            place.replace(PLAN_NAME, json_document(asked))
         return None
     ours = {LOCK_NAME, f".{PLAN_NAME}.tmp"}
-    strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    strangers = sorted(name for name in names if name not in ours)
     if strangers:
         raise ConfigError(
-            f"{path} is not empty and was not made by fledge (it holds {strangers[0]}); choose an "
+            f"{place} is not empty and was not made by fledge (it holds {strangers[0]}); choose an "
             "empty or a new directory."
         )
-    write_json(path / PLAN_NAME, asked)
+    place.replace(PLAN_NAME, json_document(asked))
     return None
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def _read_plan(place: Place) -> dict[str, Any]:
     try:
-        found = json.loads((path / PLAN_NAME).read_bytes())
+        found = json.loads(place.read(PLAN_NAME) or b"")
         Plan(**found)
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ArtifactError(
-            f"{path / PLAN_NAME} is damaged; remove {path} and start again."
+            f"{place.file(PLAN_NAME)} is damaged; remove {place} and start again."
         ) from error
     return dict(found)
 
@@ -156,12 +159,12 @@ def _going_on(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     return {**found, "settings": settings}
 
 
-def _refuse_other(path: Path, state: str, found: Any, asked: Any) -> None:
+def _refuse_other(place: Place, state: str, found: Any, asked: Any) -> None:
     difference = first_difference(found, asked)
     if difference is not None:
         name, there, wanted = difference
         raise MismatchError(
-            f"{path} holds {state} work with {name} = {_shown(there)}, and this run has {name} = "
+            f"{place} holds {state} work with {name} = {_shown(there)}, and this run has {name} = "
             f"{_shown(wanted)}; choose another directory, or remove this one."
         )
 

@@ -51,20 +51,33 @@ class VocabMap:
         return int(counts[self.target_ids].sum()) / total if total else 1.0
 
     def save(self, path: Path) -> None:
-        publish_file(path, save({"d2t": self.d2t, "t2d": self.t2d}))
+        publish_file(path, self.encode())
 
     @classmethod
     def load(cls, path: Path) -> "VocabMap":
         try:
-            tensors = load(path.read_bytes())
-            d2t, t2d = tensors["d2t"].astype(np.int64), tensors["t2d"].astype(np.bool_)
-        except (OSError, SafetensorError, KeyError) as error:
+            content = path.read_bytes()
+        except OSError as error:
             raise ArtifactError(
                 f"{path} holds no draft vocabulary ({error}); tokenize again."
             ) from error
+        return cls.decode(content, str(path))
+
+    def encode(self) -> bytes:
+        return bytes(save({"d2t": self.d2t, "t2d": self.t2d}))
+
+    @classmethod
+    def decode(cls, content: bytes, file: str) -> "VocabMap":
+        try:
+            tensors = load(content)
+            d2t, t2d = tensors["d2t"].astype(np.int64), tensors["t2d"].astype(np.bool_)
+        except (SafetensorError, KeyError) as error:
+            raise ArtifactError(
+                f"{file} holds no draft vocabulary ({error}); tokenize again."
+            ) from error
         target_ids = d2t + np.arange(len(d2t))
         if not np.array_equal(np.flatnonzero(t2d), target_ids):
-            raise ArtifactError(f"d2t and t2d in {path} name different tokens; tokenize again.")
+            raise ArtifactError(f"d2t and t2d in {file} name different tokens; tokenize again.")
         return cls(target_ids, len(t2d))
 
 

@@ -20,6 +20,7 @@ from fledge.data.sources.problems import RowProblem, StreamProblem
 from fledge.data.sources.report import BadRow, FileSchema, SourceReport
 from fledge.data.sources.schema_parsers import Draft
 from fledge.data.sources.schemas import ID_FIELDS, WANTED_FIELDS, Schema
+from fledge.store.object_store import SCHEMES
 
 _MAX_NOTED_FILES = 20
 """Of sources with more files only those are noted whose schema is new."""
@@ -200,10 +201,10 @@ def _find(path: str, progress: Progress) -> list[SourceFile]:
     scheme = path.partition("://")[0] if "://" in path else ""
     if scheme == hub_datasets.SCHEME:
         return hub_datasets.find_hub_files(path, progress)
-    if scheme in cloud.SCHEMES:
+    if scheme in SCHEMES:
         return cloud.find_objects(path)
     if scheme:
-        known = ", ".join(f"{one}://" for one in (hub_datasets.SCHEME, *cloud.SCHEMES))
+        known = ", ".join(f"{one}://" for one in (hub_datasets.SCHEME, *SCHEMES))
         raise ConfigError(f"{path!r} cannot be read; known are local paths and {known}.")
     return find_local(path)
 

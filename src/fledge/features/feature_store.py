@@ -1,0 +1,104 @@
+"""A finished directory of features: samples by number, checked as they are read."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from fledge.contracts.errors import ArtifactError
+from fledge.contracts.progress import Progress, SilentProgress
+from fledge.store.feature_index import INDEX_NAME, FeatureIndex
+from fledge.store.feature_layout import EncodedSample, FeatureLayout
+from fledge.store.feature_shard import read_head, unpack_sample
+from fledge.store.manifest import FEATURES, Manifest, read_input
+from fledge.store.place import Place
+from fledge.store.places import open_place
+from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
+
+
+class FeatureStore:
+    """Samples of one directory; may be used by many threads at once.
+
+    store = FeatureStore.open("features")
+    sample = store.read(7)
+    """
+
+    def __init__(self, place: Place, manifest: Manifest, index: FeatureIndex) -> None:
+        self.place = place
+        self.manifest = manifest
+        self.index = index
+        self.layout = FeatureLayout.from_json(manifest.plan.identity["features"], str(place))
+
+    @classmethod
+    def open(cls, address: str | Path) -> "FeatureStore":
+        """Features whose files are all there and as long as they were."""
+        place = open_place(address)
+        manifest = read_input(place, FEATURES)
+        content = place.read(INDEX_NAME) or b""
+        return cls(place, manifest, FeatureIndex.decode(content, place.file(INDEX_NAME)))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens that are kept of each sample."""
+        return self.index.counts[:, 0].astype(np.int64)
+
+    @property
+    def num_labels(self) -> NDArray[np.int64]:
+        """Label rows of each sample."""
+        return self.index.counts[:, 2].astype(np.int64)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Of each sample in the corpus."""
+        return self.index.numbers
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Target, tokenizer, layers, dtype: what training must agree with."""
+        return self.manifest.plan.identity
+
+    @cached_property
+    def vocab_map(self) -> VocabMap:
+        content = self.place.read(VOCAB_MAP_NAME) or b""
+        return VocabMap.decode(content, self.place.file(VOCAB_MAP_NAME))
+
+    def read(self, place: int) -> EncodedSample:
+        """A sample by its place in this store, not by its number in the corpus."""
+        if not 0 <= place < len(self):
+            raise IndexError(f"sample {place} of {len(self)}")
+        index = self.index
+        name = index.names[index.shards[place]]
+        data = self.place.read_range(name, int(index.starts[place]), int(index.sizes[place]))
+        found, expected = xxh3_64_intdigest(data.data), int(index.xxh3[place])
+        number = int(index.numbers[place])
+        if found != expected:
+            raise ArtifactError(
+                f"{self.place.file(name)} is damaged: sample {number} of the corpus has checksum "
+                f"{found:016x} and should have {expected:016x}. Remove this file, {INDEX_NAME} and "
+                "manifest.json and capture again: only this file is made anew."
+            )
+        return unpack_sample(data, self.layout, number, index.counts_of(place))
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Read every byte and compare it with what was written."""
+        shown = progress or SilentProgress()
+        for name in self.index.names:
+            entry = self.manifest.files[name]
+            head = read_head(self.place, name, entry["bytes"])
+            if head.sha256 != entry["sha256"]:
+                raise ArtifactError(
+                    f"{self.place.file(name)} is damaged: its head has sha256 {head.sha256} and "
+                    f"should have {entry['sha256']}. Remove this file, {INDEX_NAME} and "
+                    "manifest.json and capture again: only this file is made anew."
+                )
+        with shown.task(f"checking {self.place}", int(self.index.sizes.sum())) as task:
+            for place in range(len(self)):
+                self.read(place)
+                task.advance(int(self.index.sizes[place]))

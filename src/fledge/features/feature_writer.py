@@ -1,0 +1,137 @@
+"""Writes features shard by shard, each once and whole; a killed run goes on with those missing.
+
+with FeatureWriter.open("features", plan, vocab_map) as writer:
+    if not writer.is_finished:
+        for number in range(num_shards):
+            if number not in writer.finished:
+                writer.write_shard(number, samples_of(number))
+        writer.finish(counts={...}, device="cpu")
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fledge.contracts.errors import MismatchError
+from fledge.store.feature_index import INDEX_NAME, FeatureIndex
+from fledge.store.feature_layout import EncodedSample, FeatureLayout
+from fledge.store.feature_shard import ShardHead, ShardNote, encode_shard, read_head
+from fledge.store.manifest import Manifest, Plan
+from fledge.store.place import Place
+from fledge.store.places import open_place
+from fledge.store.stage_directory import StageDirectory, open_stage_at
+from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
+
+_PREFIX, _SUFFIX = "shard-", ".safetensors"
+
+
+def shard_name(number: int) -> str:
+    return f"{_PREFIX}{number:05d}{_SUFFIX}"
+
+
+def shard_names(place: Place) -> dict[int, tuple[str, int]]:
+    """Names and sizes of the shards that are there, by number."""
+    found = {
+        int(name[len(_PREFIX) : -len(_SUFFIX)]): (name, size)
+        for name, size in place.sizes().items()
+        if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+    }
+    return dict(sorted(found.items()))
+
+
+class FeatureWriter:
+    """The one writer of a directory of features."""
+
+    def __init__(self, stage: StageDirectory, vocab_map: VocabMap) -> None:
+        self._stage = stage
+        self._place = stage.place
+        self._vocab_map = vocab_map
+        self._plan_id = plan_id(stage.plan)
+        self.layout = FeatureLayout.from_json(stage.plan.identity["features"], str(self._place))
+        self._heads: dict[int, ShardHead] = {}
+        if not stage.is_finished:
+            for number, (name, size) in shard_names(self._place).items():
+                self._heads[number] = self._read_own(name, size)
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, address: str | Path, plan: Plan, vocab_map: VocabMap
+    ) -> Iterator["FeatureWriter"]:
+        """Make or reopen the directory of a plan whose identity has a layout as `features`."""
+        place = open_place(address)
+        with open_stage_at(place, plan, has_results=lambda at: bool(shard_names(at))) as stage:
+            yield cls(stage, vocab_map)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._stage.is_finished
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._stage.manifest
+
+    @property
+    def finished(self) -> frozenset[int]:
+        """Numbers of the shards that are there."""
+        return frozenset(self._heads)
+
+    @property
+    def tallies(self) -> dict[int, Mapping[str, Any]]:
+        """What `write_shard` was told beside each finished shard, in this run or before."""
+        return {number: self._heads[number].note.tally for number in sorted(self._heads)}
+
+    def write_shard(
+        self,
+        number: int,
+        samples: Sequence[EncodedSample],
+        tally: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Write one shard; returns its bytes. A shard of the same bytes may be there already."""
+        name = shard_name(number)
+        note = ShardNote(self._plan_id, dict(tally or {}))
+        chunks, head = encode_shard(samples, self.layout, note)
+        if not self._place.create(name, chunks):
+            there = self._read_own(name, self._place.sizes()[name])
+            if there.sha256 != head.sha256:
+                raise MismatchError(
+                    f"{self._place.file(name)} is there with sha256 {there.sha256} of its head, "
+                    f"and this run made {head.sha256}; remove the file to have it made anew."
+                )
+        self._heads[number] = head
+        return head.num_bytes
+
+    def finish(self, *, counts: Mapping[str, Any], device: str) -> Manifest:
+        """Write the index and the manifest: the directory is whole."""
+        heads = {shard_name(number): self._heads[number] for number in sorted(self._heads)}
+        files: dict[str, Mapping[str, Any]] = {
+            name: {"bytes": head.num_bytes, "sha256": head.sha256} for name, head in heads.items()
+        }
+        whole = {
+            INDEX_NAME: FeatureIndex.gather(heads).encode(),
+            VOCAB_MAP_NAME: self._vocab_map.encode(),
+        }
+        for name, content in whole.items():
+            self._place.replace(name, content)
+            sha256 = hashlib.sha256(content).hexdigest()
+            files[name] = {"bytes": len(content), "sha256": sha256}
+        return self._stage.seal(counts=counts, files=files, device=device)
+
+    def _read_own(self, name: str, size: int) -> ShardHead:
+        head = read_head(self._place, name, size)
+        if head.note.plan != self._plan_id:
+            raise MismatchError(
+                f"{self._place.file(name)} was made for a plan with sha256 {head.note.plan}, and "
+                f"this run's plan has {self._plan_id}; choose another directory, or remove the "
+                "file."
+            )
+        return head
+
+
+def plan_id(plan: Plan) -> str:
+    """sha256 of a plan, which each of its shards carries."""
+    return hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,123 @@
+"""A directory of this machine, as a place that stages write to and read from."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fledge.contracts.errors import ArtifactError
+from fledge.store.cache_publish import flush
+from fledge.store.capacity import translated_disk_errors
+from fledge.store.place import LOCK_NAME, Chunk, require_all
+
+
+class LocalPlace:
+    """A directory of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def file(self, name: str) -> str:
+        return str(self.path / name)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with translated_disk_errors(self.path, place="output"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK_NAME).open("a")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ArtifactError(
+                    f"another fledge process is writing {self.path}; wait for it, or choose "
+                    "another directory."
+                ) from error
+            yield
+
+    def names(self) -> set[str]:
+        return {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+
+    def sizes(self) -> dict[str, int]:
+        if not self.path.is_dir():
+            return {}
+        files = (path for path in self.path.iterdir() if path.is_file())
+        return {path.name: path.stat().st_size for path in sorted(files)}
+
+    def read(self, name: str) -> bytes | None:
+        path = self.path / name
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
+
+    def read_range(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
+        # Read, not mapped: a bad disk is then an error and no dead process, and threads that wait
+        # for the disk let others run.
+        data = np.empty(length, np.uint8)
+        path = self.path / name
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = _fill(handle, data.data, start)
+            finally:
+                os.close(handle)
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{path} is not there (any more).") from error
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
+        require_all(str(path), start, length, found)
+        return data
+
+    def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
+        # Whoever writes holds the lock of the directory, so nobody else makes the file meanwhile.
+        if (self.path / name).exists():
+            return False
+        self._publish(name, chunks)
+        return True
+
+    def replace(self, name: str, content: bytes) -> None:
+        self._publish(name, [content])
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def _publish(self, name: str, chunks: Sequence[Chunk]) -> None:
+        final, temporary = self.path / name, self.path / f".{name}.tmp"
+        with translated_disk_errors(self.path, place="output"):
+            try:
+                with temporary.open("wb", buffering=0) as file:
+                    for chunk in chunks:
+                        _write_all(file.fileno(), memoryview(chunk))
+                    os.fsync(file.fileno())
+                temporary.replace(final)
+            except BaseException:
+                # What is half made must not fill the disk until the next run.
+                temporary.unlink(missing_ok=True)
+                raise
+            flush(self.path)
+
+
+def _fill(handle: int, buffer: memoryview, start: int) -> int:
+    filled = 0
+    while filled < len(buffer):
+        count = os.preadv(handle, [buffer[filled:]], start + filled)
+        if count == 0:
+            break
+        filled += count
+    return filled
+
+
+def _write_all(handle: int, chunk: memoryview) -> None:
+    chunk = chunk.cast("B")
+    while len(chunk):
+        chunk = chunk[os.write(handle, chunk) :]

@@ -1,0 +1,20 @@
+"""From what a user writes to a directory of files: a local path, or an address."""
+
+from pathlib import Path
+
+from fledge.contracts.errors import ConfigError
+from fledge.store.local_place import LocalPlace
+from fledge.store.object_place import ObjectPlace
+from fledge.store.object_store import SCHEMES, is_object_address
+from fledge.store.place import Place
+
+
+def open_place(address: str | Path) -> Place:
+    """A local directory, which need not exist yet, or a prefix of an object store."""
+    text = str(address)
+    if is_object_address(text):
+        return ObjectPlace(text)
+    if "://" in text:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise ConfigError(f"{text!r} has an unknown scheme; use a local path or one of {known}.")
+    return LocalPlace(Path(address).expanduser())
