@@ -4,12 +4,16 @@ Benchmark files are looked for in $FLEDGE_DATA, then in ../shared/data beside th
 that need them skip with a reason when they are absent.
 """
 
+import fcntl
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
+from fledge.testing_language import save_language_corpus, save_language_target
 
 # A run started in the background may ignore Ctrl-C, and so would every program it tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -29,3 +33,34 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip(f"no benchmark files in {directory}; set FLEDGE_DATA to a folder that has them")
     return directory
+
+
+@pytest.fixture(scope="session")
+def language_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that has something to say, trained once for all processes of a test run."""
+    return _made_once(tmp_path_factory, "language-target", save_language_target)
+
+
+@pytest.fixture(scope="session")
+def language_corpus(tmp_path_factory: pytest.TempPathFactory, language_target: Path) -> Path:
+    """240 greedy answers of that target, as `fledge tokenize` leaves them."""
+
+    def make(place: Path) -> None:
+        save_language_corpus(place, language_target, num_prompts=240)
+
+    return _made_once(tmp_path_factory, "language-data", make) / "corpus"
+
+
+def _made_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> Path:
+    """A directory that all workers of a test run share; whoever comes first makes it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = shared / f"{name}.done"
+        if not done.exists():
+            make(shared / name)
+            done.touch()
+    return shared / name
