@@ -13,7 +13,7 @@ from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
-from fledge.store.feature_shard import read_head, unpack_sample
+from fledge.store.feature_shard import read_head, unpack_arrays
 from fledge.store.manifest import FEATURES, Manifest, read_input
 from fledge.store.place import Place
 from fledge.store.places import open_place
@@ -60,6 +60,11 @@ class FeatureStore:
         return self.index.numbers
 
     @property
+    def row_hashes(self) -> NDArray[np.uint64]:
+        """xxh3 of the id of each sample's row; samples of one conversation share it."""
+        return self.index.row_hashes
+
+    @property
     def identity(self) -> Mapping[str, Any]:
         """Target, tokenizer, layers, dtype: what training must agree with."""
         return self.manifest.plan.identity
@@ -84,7 +89,9 @@ class FeatureStore:
                 f"{found:016x} and should have {expected:016x}. Remove this file, {INDEX_NAME} and "
                 "manifest.json and capture again: only this file is made anew."
             )
-        return unpack_sample(data, self.layout, number, index.counts_of(place))
+        arrays = unpack_arrays(data, self.layout, index.counts_of(place))
+        token_ids, loss_mask = arrays.pop("token_ids"), arrays.pop("loss_mask").view(np.bool_)
+        return EncodedSample(number, int(index.row_hashes[place]), token_ids, loss_mask, arrays)
 
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte and compare it with what was written."""

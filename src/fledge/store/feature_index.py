@@ -1,8 +1,7 @@
 """Where every sample of a finished directory of features lies: one file, read when it is opened.
 
-The shards' own indices one after the other, with the number of the shard beside each sample, in
-safetensors: `numbers`, `shards`, `starts`, `sizes`, `xxh3`, `counts`. The names of the shards are
-in the metadata.
+The shards' own indices one after the other, with `shards`, the place of each sample's shard among
+the names in the metadata, beside them. In safetensors.
 """
 
 import json
@@ -33,6 +32,7 @@ class FeatureIndex:
     """Place of each sample's shard among the names."""
 
     numbers: NDArray[np.int64]
+    row_hashes: NDArray[np.uint64]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     xxh3: NDArray[np.uint64]

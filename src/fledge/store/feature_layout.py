@@ -61,6 +61,9 @@ class EncodedSample:
     number: int
     """Of the corpus."""
 
+    row_hash: int
+    """xxh3 of the id of the row it was made of; samples of one conversation share it."""
+
     token_ids: NDArray[Any]
     loss_mask: NDArray[np.bool_]
     rows: Mapping[str, NDArray[Any]]

@@ -1,7 +1,8 @@
 """One file of features, in safetensors: an index of its samples, then the samples end to end.
 
     header            8 bytes with its length, then JSON; every tensor by name, type and place
-    index.numbers     [S] int64     numbers of the samples in the corpus, ascending
+    index.numbers     [S] int64     numbers of the samples in the corpus
+    index.row_hashes  [S] uint64    xxh3 of the ids of the rows they were made of
     index.starts      [S] int64     first byte of each sample, from the beginning of the file
     index.sizes       [S] int64     bytes of each sample
     index.xxh3        [S] uint64    checksum of these bytes
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from fledge.contracts.errors import ArtifactError, MismatchError
 from fledge.store.feature_layout import EncodedSample, FeatureLayout, Part
@@ -29,7 +30,14 @@ from fledge.store.place import Chunk, Place
 
 SHARD_LAYOUT = 1
 ALIGNED_BYTES = 16
-INDEX_TYPES = {"numbers": "<i8", "starts": "<i8", "sizes": "<i8", "xxh3": "<u8", "counts": "<i4"}
+INDEX_TYPES = {
+    "numbers": "<i8",
+    "row_hashes": "<u8",
+    "starts": "<i8",
+    "sizes": "<i8",
+    "xxh3": "<u8",
+    "counts": "<i4",
+}
 
 _METADATA = "fledge"
 _FILL = "fill"
@@ -77,37 +85,52 @@ def lay_out_sample(layout: FeatureLayout, counts: SampleCounts) -> tuple[dict[st
     return places, -(-at // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
-def unpack_sample(
-    data: NDArray[np.uint8], layout: FeatureLayout, number: int, counts: SampleCounts
-) -> EncodedSample:
-    """A sample from its bytes; its arrays look into them."""
+def unpack_arrays(
+    data: NDArray[np.uint8], layout: FeatureLayout, counts: SampleCounts
+) -> dict[str, NDArray[Any]]:
+    """The parts of a sample from its bytes; they look into them."""
     places, _ = lay_out_sample(layout, counts)
-    arrays = {
+    return {
         name: data[place.start : place.stop]
         .view(place.part.numpy_dtype)
         .reshape(place.part.shape(place.num_rows))
         for name, place in places.items()
     }
-    token_ids, loss_mask = arrays.pop("token_ids"), arrays.pop("loss_mask")
-    return EncodedSample(number, token_ids, loss_mask.view(np.bool_), arrays)
 
 
-def pack_sample(sample: EncodedSample, layout: FeatureLayout) -> tuple[NDArray[Any], SampleCounts]:
-    """The bytes of a sample, and the rows of its parts."""
+class _PackedSample(NamedTuple):
+    """A sample on its way to a file."""
+
+    sample: EncodedSample
+    counts: SampleCounts
+    places: dict[str, Slice]
+    chunks: list[Chunk]
+    """Its bytes: the arrays themselves where they have the right type."""
+
+    size: int
+    xxh3: int
+
+
+def _pack(sample: EncodedSample, layout: FeatureLayout) -> _PackedSample:
     num_tokens = len(sample.token_ids)
-    labels = int(np.count_nonzero(sample.loss_mask[2:]))
-    counts = SampleCounts(num_tokens, max(0, num_tokens - 2), labels)
+    num_labels = int(np.count_nonzero(sample.loss_mask[2:]))
+    counts = SampleCounts(num_tokens, max(0, num_tokens - 2), num_labels)
     places, size = lay_out_sample(layout, counts)
-    data = np.zeros(size, np.uint8)
     given = {"token_ids": sample.token_ids, "loss_mask": sample.loss_mask, **sample.rows}
     assert given.keys() == places.keys(), f"{sorted(given)} instead of {sorted(places)}"
-    for name, place in places.items():
-        array, shape = given[name], place.part.shape(place.num_rows)
+    chunks = list[Chunk]()
+    for name, (_, _, part, num_rows) in places.items():
+        array, shape = given[name], part.shape(num_rows)
         assert array.shape == shape, f"{name} is {array.shape}, not {shape}"
         is_coded = name in layout.coded
-        assert not is_coded or array.dtype == place.part.numpy_dtype, f"{name}: {array.dtype}"
-        data[place.start : place.stop].view(place.part.numpy_dtype).reshape(shape)[...] = array
-    return data, counts
+        assert not is_coded or array.dtype == part.numpy_dtype, f"{name} is {array.dtype}"
+        plain = np.ascontiguousarray(array, part.numpy_dtype).reshape(-1).view(np.uint8)
+        chunks.append(plain.data)
+    chunks.append(bytes(size - sum(map(len, chunks))))
+    digest = xxh3_64()
+    for chunk in chunks:
+        digest.update(chunk)
+    return _PackedSample(sample, counts, places, chunks, size, digest.intdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,52 +162,53 @@ def encode_shard(
     samples: Sequence[EncodedSample], layout: FeatureLayout, note: ShardNote
 ) -> tuple[list[Chunk], ShardHead]:
     """A shard as chunks to write one after the other; the same samples give the same bytes."""
-    packed = [pack_sample(sample, layout) for sample in samples]
-    sizes = np.array([len(data) for data, _ in packed], np.int64)
+    packed = [_pack(sample, layout) for sample in samples]
+    sizes = np.array([one.size for one in packed], "<i8")
     index: dict[str, NDArray[Any]] = {
         "numbers": np.array([sample.number for sample in samples], "<i8"),
+        "row_hashes": np.array([sample.row_hash for sample in samples], "<u8"),
         "starts": np.zeros(len(samples), "<i8"),
-        "sizes": sizes.astype("<i8"),
-        "xxh3": np.array([xxh3_64_intdigest(data.data) for data, _ in packed], "<u8"),
-        "counts": np.array([counts for _, counts in packed], "<i4").reshape(-1, 3),
+        "sizes": sizes,
+        "xxh3": np.array([one.xxh3 for one in packed], "<u8"),
+        "counts": np.array([one.counts for one in packed], "<i4").reshape(-1, 3),
     }
     index_bytes = sum(array.nbytes for array in index.values())
-    entries, index_end = _index_entries(index, -index_bytes % ALIGNED_BYTES)
-    for (_, counts), sample, size in zip(packed, samples, sizes, strict=True):
-        places, _ = lay_out_sample(layout, counts)
-        entries |= _sample_entries(sample.number, places, index_end, int(size))
-        index_end += int(size)
+    fill = -index_bytes % ALIGNED_BYTES
+    entries = _index_entries(index, fill)
+    at = index_bytes + fill
+    for one in packed:
+        entries |= _sample_entries(one, at)
+        at += one.size
     header = _encode_header(entries, note)
-    data_start = len(header) + index_bytes + (-index_bytes % ALIGNED_BYTES)
-    index["starts"] = (data_start + np.concatenate([[0], np.cumsum(sizes)])[:-1]).astype("<i8")
-    head = header + b"".join(array.tobytes() for array in index.values())
-    head += bytes(-index_bytes % ALIGNED_BYTES)
-    chunks: list[Chunk] = [head, *(data.data for data, _ in packed)]
-    found = ShardHead(note, index, len(head) + int(sizes.sum()), hashlib.sha256(head).hexdigest())
-    return chunks, found
+    first = len(header) + index_bytes + fill
+    index["starts"] = (first + np.cumsum(sizes) - sizes).astype("<i8")
+    head = header + b"".join(array.tobytes() for array in index.values()) + bytes(fill)
+    chunks: list[Chunk] = [head, *(chunk for one in packed for chunk in one.chunks)]
+    return chunks, ShardHead(note, index, len(header) + at, hashlib.sha256(head).hexdigest())
 
 
-def _index_entries(index: Mapping[str, NDArray[Any]], fill: int) -> tuple[dict[str, Any], int]:
+def _index_entries(index: Mapping[str, NDArray[Any]], fill: int) -> dict[str, Any]:
     entries, at = {}, 0
     for name, array in index.items():
         kind = _SAFETENSORS[INDEX_TYPES[name]]
         entries[f"index.{name}"] = _entry(kind, list(array.shape), at, at + array.nbytes)
         at += array.nbytes
-    if fill:
-        entries[f"index.{_FILL}"] = _entry("U8", [fill], at, at + fill)
-    return entries, at + fill
+    return entries | _fill_entry("index", at, at + fill)
 
 
-def _sample_entries(
-    number: int, places: Mapping[str, Slice], start: int, size: int
-) -> dict[str, Any]:
-    entries, end = {}, 0
-    for name, (first, end, part, num_rows) in places.items():
+def _sample_entries(packed: _PackedSample, start: int) -> dict[str, Any]:
+    number, entries, end = packed.sample.number, {}, 0
+    for name, (first, end, part, num_rows) in packed.places.items():
         shape, kind = list(part.shape(num_rows)), _SAFETENSORS[part.dtype]
         entries[f"{number}.{name}"] = _entry(kind, shape, start + first, start + end)
-    if end < size:
-        entries[f"{number}.{_FILL}"] = _entry("U8", [size - end], start + end, start + size)
-    return entries
+    return entries | _fill_entry(str(number), start + end, start + packed.size)
+
+
+def _fill_entry(prefix: str, start: int, stop: int) -> dict[str, Any]:
+    """safetensors allows no gaps: what lies between has a name as well."""
+    if start == stop:
+        return {}
+    return {f"{prefix}.{_FILL}": _entry("U8", [stop - start], start, stop)}
 
 
 def _entry(kind: str, shape: list[int], start: int, stop: int) -> dict[str, Any]:
