@@ -8,7 +8,8 @@ def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The numbers below `count` in an order of their own for each seed and epoch."""
     numbers = np.array([seed, epoch], np.int64).astype(np.uint64)
     start = _mixed(_mixed(numbers[:1]) + numbers[1:])
-    keys = _mixed(start + np.arange(count, dtype=np.uint64))
+    places: NDArray[np.uint64] = np.arange(count).astype(np.uint64)
+    keys = _mixed(np.add(start, places))
     return np.argsort(keys, kind="stable")
 
 
