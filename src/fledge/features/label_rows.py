@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_FIRST_LABEL = 2
+FIRST_LABEL = 2
+"""Token of a sample."""
 
 
 def kept_tokens(loss_mask: NDArray[Any]) -> int:
     """Tokens up to the last label; 0 where a sample teaches nothing."""
     labels = np.flatnonzero(loss_mask)
     last = int(labels[-1]) if len(labels) else 0
-    return last + 1 if last >= _FIRST_LABEL else 0
+    return last + 1 if last >= FIRST_LABEL else 0
 
 
 def read_tokens(num_kept: int) -> int:
@@ -35,4 +36,4 @@ def feature_rows(num_kept: int) -> int:
 
 def label_rows(loss_mask: NDArray[Any]) -> NDArray[np.int64]:
     """Rows whose distribution a draft is measured by: those before tokens with loss."""
-    return np.flatnonzero(loss_mask[_FIRST_LABEL:]) + 1
+    return np.flatnonzero(loss_mask[FIRST_LABEL:]) + 1
