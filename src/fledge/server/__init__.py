@@ -1,0 +1,1 @@
+"""The server: OpenAI's API over the engine, which runs in a process of its own."""
