@@ -56,6 +56,11 @@ class PassResult:
     copied: torch.cuda.Event | None
     """When the arrays hold their values; None where they do already."""
 
+    @property
+    def num_tokens(self) -> int:
+        """That the target reads."""
+        return int(self.pieces[-1].token_rows.stop)
+
     def wait(self) -> None:
         """Until the device has done this pass."""
         if self.copied is not None:

@@ -1,0 +1,158 @@
+"""The stage behind `fledge capture`: a corpus and a target in, features out.
+
+The device never waits for files: passes are started ahead of what it works on, and whole shards are
+cut into samples, checked and written by threads meanwhile. A shard is a fixed set of passes, so
+that a killed run goes on with the shards that are missing and ends with the same bytes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fledge.contracts.progress import Progress, SilentProgress, Task
+from fledge.features.capture_job import CaptureInput, estimate
+from fledge.features.capture_order import ShardPlan
+from fledge.features.capture_pass import PassResult, PassRunner
+from fledge.features.feature_writer import FeatureWriter
+from fledge.features.taps import choose_taps
+from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
+from fledge.models.target import Target
+from fledge.store.capacity import require_disk
+from fledge.store.corpus import Corpus
+from fledge.store.feature_layout import FeatureLayout
+from fledge.store.local_place import LocalPlace
+from fledge.store.manifest import Manifest, Plan
+from fledge.store.places import open_place
+
+_PASSES_AHEAD = 3
+"""Passes that the device has before it, so that it never runs dry."""
+
+_WRITERS = 2
+_SHARDS_AHEAD = 3
+"""Shards that are being written or wait for it: what the host's memory has to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureJob:
+    """Everything a run needs."""
+
+    target: Target
+    corpus: Corpus
+    layout: FeatureLayout
+    shards: tuple[ShardPlan, ...]
+    plan: Plan
+    counts: dict[str, Any]
+    """What the manifest says of the directory."""
+
+    needed_bytes: int
+    """On the disk, for all shards."""
+
+
+def load_job(given: CaptureInput, progress: Progress | None = None) -> CaptureJob:
+    """Load the target, and decide what is left to decide."""
+    target = load_target(given, progress)
+    taps = choose_taps(target.config, given.settings.layers)
+    layout = given.layout(taps)
+    shards = given.shards(layout)
+    rows = given.rows
+    return CaptureJob(
+        target=target,
+        corpus=given.corpus,
+        layout=layout,
+        shards=shards,
+        plan=given.plan(layout),
+        counts={
+            "samples": len(rows.used),
+            "samples_without_labels": len(rows.kept) - len(rows.used),
+            "tokens": rows.num_tokens,
+            "feature_rows": rows.num_features,
+            "label_rows": rows.num_labels,
+            "shards": len(shards),
+        },
+        needed_bytes=estimate(given).needed_bytes,
+    )
+
+
+def load_target(given: CaptureInput, progress: Progress | None = None) -> Target:
+    """The target, compared with transformers' own word on it."""
+    name = str(given.dtype).removeprefix("torch.")
+    (progress or SilentProgress()).note(
+        f"{given.target}: {given.origin}; running in {name} on {given.device}"
+    )
+    target = Target.load(given.directory, dtype=given.dtype, device=given.device)
+    if target.config.model_type not in TESTED_MODEL_TYPES:
+        check_same_as_transformers(target)
+    check_reading(target)
+    return target
+
+
+def capture(job: CaptureJob, out: str | Path, progress: Progress | None = None) -> Manifest:
+    """Make the features; goes on where an earlier run of the same job stopped."""
+    shown = progress or SilentProgress()
+    with FeatureWriter.open(out, job.plan, job.corpus.vocab_map) as writer:
+        if not writer.is_finished:
+            missing = [shard for shard in job.shards if shard.number not in writer.finished]
+            if len(missing) < len(job.shards):
+                num_made = len(job.shards) - len(missing)
+                shown.note(f"{num_made:,} of {len(job.shards):,} shards were made before.")
+            require_room(out, job.needed_bytes * len(missing) // len(job.shards))
+            with shown.task(
+                "capturing", sum(shard.read_tokens for shard in missing), "tokens"
+            ) as task:
+                make_shards(job, writer, missing, task)
+            writer.finish(counts=job.counts, device=str(job.target.device))
+        return writer.manifest
+
+
+def require_room(out: str | Path, needed: int) -> None:
+    """Refuse to start when a local disk has less room than needed."""
+    place = open_place(out)
+    if isinstance(place, LocalPlace):
+        require_disk(place.path, needed, "the features", place="output")
+
+
+def make_shards(
+    job: CaptureJob, writer: FeatureWriter, shards: Sequence[ShardPlan], task: Task
+) -> None:
+    """Read the samples of the shards and write them."""
+    runner = PassRunner(job.target, job.layout, job.corpus.vocab_map)
+    running = deque[PassResult]()
+    writing = deque[Future[int]]()
+    pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="fledge-shards")
+    try:
+        for shard in shards:
+            results: list[PassResult] = []
+            for numbers in shard.passes:
+                _raise_failure(writing)
+                _await_passes(running, _PASSES_AHEAD - 1, task)
+                results.append(runner.start([(number, job.corpus[number]) for number in numbers]))
+                running.append(results[-1])
+            while len(writing) >= _SHARDS_AHEAD:
+                writing.popleft().result()
+            writing.append(pool.submit(_write, writer, shard.number, results))
+        _await_passes(running, 0, task)
+        while writing:
+            writing.popleft().result()
+    finally:
+        # What is being written is finished; what waits is made again by the next run.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _write(writer: FeatureWriter, number: int, results: Sequence[PassResult]) -> int:
+    samples = [sample for result in results for sample in result.samples()]
+    return writer.write_shard(number, samples)
+
+
+def _await_passes(running: deque[PassResult], num_left: int, task: Task) -> None:
+    while len(running) > num_left:
+        done = running.popleft()
+        done.wait()
+        task.advance(done.num_tokens)
+
+
+def _raise_failure(writing: deque[Future[int]]) -> None:
+    while writing and writing[0].done():
+        writing.popleft().result()
