@@ -8,16 +8,24 @@ features, and one key of each later step, its own: those that serving made of gu
 
 A window counts positions: at step k the step-0 keys are k positions further away.
 
+`attend_step_plain` is the twin. `attend_step` keeps no score: flash attention over the documents is
+merged with the few keys of later steps by their log-sum-exp, and its backward pass is given the
+merged output and sum.
+
 Legend: T tokens, H query heads, G key heads, D head size, K draft steps so far.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fledge.ops.attention import AttentionSpec
+from fledge.ops.document_flash import Attended, DocumentFlash
 from fledge.ops.documents import Documents
+from fledge.ops.key_merge import merge, merge_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ def attend_step_plain(
 ) -> Tensor:
     """Every score of every pair of tokens, written out; returns [T, H, D]."""
     step, group = seen.step, query_THD.shape[1] // seen.keys_TGD.shape[1]
-    wide = torch.promote_types(query_THD.dtype, torch.float32)
+    wide = _wide(query_THD)
     query_HTD = query_THD.transpose(0, 1)
     keys_HTD = seen.keys_TGD.transpose(0, 1).repeat_interleave(group, dim=0)
     values_HTD = seen.values_TGD.transpose(0, 1).repeat_interleave(group, dim=0)
@@ -79,3 +87,78 @@ def _visible(documents: Documents, spec: AttentionSpec, step: int) -> Tensor:
     if spec.window is not None:
         visible_TT &= distance_TT + step < spec.window
     return visible_TT
+
+
+def attend_step(
+    query_THD: Tensor, seen: StepKeys, documents: Documents, spec: AttentionSpec
+) -> Tensor:
+    """The same without keeping any score; returns [T, H, D]."""
+    step, window = seen.step, spec.window
+    # Keys of the earliest steps may lie outside a window that is shorter than the chain.
+    first = 0 if window is None else max(0, step - window)
+    flash = None
+    if window is None or step < window:
+        reach = None if window is None else window - 1 - step
+        flash = DocumentFlash(documents, scale=spec.scale, reach=reach)
+    later = (*seen.later_keys[first:], *seen.later_values[first:])
+    out_THD: Tensor = _AttendStep.apply(  # type: ignore[no-untyped-call]
+        flash, spec.scale, query_THD.contiguous(), seen.keys_TGD, seen.values_TGD, *later
+    )
+    return out_THD
+
+
+class _AttendStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        flash: DocumentFlash | None,
+        scale: float,
+        query_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        *later: Tensor,
+    ) -> Tensor:
+        if flash is None:
+            lse_HT = query_THD.new_full(query_THD.shape[1::-1], -torch.inf, dtype=_wide(query_THD))
+            attended = Attended(torch.zeros_like(query_THD), lse_HT)
+        else:
+            attended = flash.forward(query_THD, keys_TGD, values_TGD)
+        if later:
+            attended = merge(query_THD, attended, *_stacked(later), scale)
+        ctx.flash, ctx.scale = flash, scale
+        ctx.save_for_backward(query_THD, keys_TGD, values_TGD, *attended, *later)
+        return attended.out_THD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_THD,) = grads
+        query_THD, keys_TGD, values_TGD, out_THD, lse_HT, *later = ctx.saved_tensors
+        merged = Attended(out_THD, lse_HT)
+        own_grads: tuple[Tensor, Tensor | None, Tensor | None]
+        if ctx.flash is None:
+            own_grads = (torch.zeros_like(query_THD), None, None)
+        else:
+            own_grads = ctx.flash.backward(grad_THD, query_THD, keys_TGD, values_TGD, merged)
+        if not later:
+            return (None, None, *own_grads)
+        merge_grads = merge_backward(
+            grad_THD,
+            query_THD,
+            merged,
+            *_stacked(later),
+            ctx.scale,
+            query_grad_THD=own_grads[0],
+        )
+        query_grad_THD, keys_grad_STGD, values_grad_STGD = merge_grads
+        later_grads = (*keys_grad_STGD.unbind(), *values_grad_STGD.unbind())
+        return (None, None, query_grad_THD, *own_grads[1:], *later_grads)
+
+
+def _stacked(later: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values [S, T, G, D] of later steps, which come as S keys and then S values."""
+    half = len(later) // 2
+    return torch.stack(tuple(later[:half])), torch.stack(tuple(later[half:]))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

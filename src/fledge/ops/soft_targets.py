@@ -23,6 +23,7 @@ from torch import Tensor
 from fledge.contracts.train_settings import LossKind
 from fledge.ops.documents import Documents
 from fledge.ops.micro_batch import TargetRows
+from fledge.ops.wide_product import wide_product
 
 TINY = 1e-30
 """Least acceptance that a logarithm is taken of."""
@@ -38,9 +39,12 @@ class DraftReadout:
     soft_cap: float | None = None
 
     def logits(self, final_RD: Tensor) -> Tensor:
-        """Wide logits [R, V]; the product itself is in the matrix's own precision."""
-        product_RV = F.linear(final_RD.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
-        logits_RV = product_RV.to(_wide(product_RV)) * self.scale
+        """Wide logits [R, V]."""
+        logits_RV = wide_product(final_RD.to(self.weight_VD.dtype), self.weight_VD.T)
+        if self.bias_V is not None:
+            logits_RV = logits_RV + self.bias_V
+        if self.scale != 1.0:
+            logits_RV = logits_RV * self.scale
         if self.soft_cap is not None:
             logits_RV = self.soft_cap * torch.tanh(logits_RV / self.soft_cap)
         return logits_RV
@@ -112,7 +116,7 @@ def soft_target_loss_plain(
 ) -> LossRows:
     """All logits of all steps, written out; `normed` holds K outputs [T, D]."""
     targets = labels.targets
-    logp_RV = target_logprobs(targets, readout, lm_head_VD)
+    logp_RV = target_logits(targets, readout, lm_head_VD).log_softmax(dim=-1)
     p_RV = logp_RV.exp()
     kept_RV = p_RV * targets.log_mass_R.to(p_RV.dtype).exp()[:, None]
     losses, corrects, accepts = [], [], []
@@ -139,19 +143,16 @@ def soft_target_loss_plain(
     )
 
 
-def target_logprobs(
-    targets: TargetRows, readout: DraftReadout | None, lm_head_VD: Tensor
-) -> Tensor:
-    """The target over the draft vocabulary, [R, V]; -inf for what is not among the kept tops."""
+def target_logits(targets: TargetRows, readout: DraftReadout | None, lm_head_VD: Tensor) -> Tensor:
+    """The target's logits over the draft vocabulary, [R, V]; -inf for all but the kept tops."""
     if targets.top_ids_RC is not None and targets.top_logprobs_RC is not None:
         wide = _wide(lm_head_VD)
         shape = (targets.top_ids_RC.shape[0], lm_head_VD.shape[0])
         all_RV = torch.full(shape, -torch.inf, dtype=wide, device=lm_head_VD.device)
-        top_RC = targets.top_logprobs_RC.to(wide).log_softmax(dim=-1)
-        return all_RV.scatter(1, targets.top_ids_RC.long(), top_RC)
+        return all_RV.scatter_(1, targets.top_ids_RC.long(), targets.top_logprobs_RC.to(wide))
     assert targets.final_RD is not None
     assert readout is not None
-    return readout.logits(targets.final_RD).log_softmax(dim=-1)
+    return readout.logits(targets.final_RD)
 
 
 def feature_loss(normed: Sequence[Tensor], labels: Labels, weights_K: Tensor) -> Tensor:

@@ -29,10 +29,8 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.train_settings import LossSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.target_reading import Readout
-from fledge.ops.attention import AttentionSpec
-from fledge.ops.documents import Documents
-from fledge.ops.draft_attention import StepKeys, attend_step_plain
 from fledge.ops.micro_batch import MicroBatch
+from fledge.ops.soft_target_chunks import soft_target_loss
 from fledge.ops.soft_targets import (
     DraftReadout,
     Labels,
@@ -43,6 +41,7 @@ from fledge.ops.soft_targets import (
     soft_target_loss_plain,
 )
 from fledge.training.step_sums import StepSums
+from fledge.training.ttt_steps import HeadSteps
 
 
 class TTTResult(NamedTuple):
@@ -84,8 +83,12 @@ class TTTModule(nn.Module):
         compute_dtype: torch.dtype,
         hidden_noise: float = 0.0,
         is_plain: bool = False,
+        is_compiled: bool | None = None,
     ) -> None:
-        """`readout` may be None where the targets are kept tops of distributions."""
+        """`readout` may be None where the targets are kept tops of distributions.
+
+        `is_compiled` has torch fuse what lies between products; None does so on CUDA.
+        """
         super().__init__()
         self.head = head
         self.loss = loss
@@ -93,6 +96,8 @@ class TTTModule(nn.Module):
         self.hidden_noise = hidden_noise
         self.is_plain = is_plain
         device = head.draft_to_target_V.device
+        if is_compiled is None:
+            is_compiled = device.type == "cuda" and not is_plain
         # Neither parameters nor buffers: nobody may broadcast, shard or save the target's matrices.
         self._embedding_VD = embedding_VD.detach()
         self._readout = None if readout is None else _at_draft_tokens(readout, head, compute_dtype)
@@ -100,7 +105,8 @@ class TTTModule(nn.Module):
         self._draft_of_target[head.draft_to_target_V] = torch.arange(
             head.config.draft_vocab_size, device=device
         )
-        self._unrolled = (_Unrolled(head),)
+        # In a tuple, so that the head's weights have one name in this module.
+        self._steps = (HeadSteps(head, is_plain=is_plain, is_compiled=is_compiled),)
 
     def forward(
         self,
@@ -115,9 +121,10 @@ class TTTModule(nn.Module):
         cast = {
             f"head.{name}": parameter.to(self.compute_dtype)
             for name, parameter in self.head.named_parameters()
+            if not name.startswith("lm_head")
         }
         normed: list[Tensor] = functional_call(
-            self._unrolled[0], cast, (batch, features_TF, self._embedding_VD, self.loss.steps)
+            self._steps[0], cast, (batch, features_TF, self._embedding_VD, self.loss.steps)
         )
         labels = find_labels(
             batch.targets,
@@ -128,21 +135,24 @@ class TTTModule(nn.Module):
         )
         steps_K = torch.arange(self.loss.steps, device=denominators_K.device)
         weights_K = self.loss.step_decay**steps_K / denominators_K.clamp(min=1)
-        rows = self._compare(normed, cast["head.lm_head.weight"], labels, weights_K)
+        rows = self._compare(normed, labels, weights_K)
         loss = rows.loss
         if self.loss.feature_weight:
             self._check_features(batch)
             loss = loss + self.loss.feature_weight * feature_loss(normed, labels, weights_K)
         return TTTResult(loss, _sum_up(rows, labels))
 
-    def _compare(
-        self, normed: list[Tensor], lm_head_VD: Tensor, labels: Labels, weights_K: Tensor
-    ) -> LossRows:
-        if labels.targets.final_RD is None and labels.targets.top_ids_RC is None:
-            raise ConfigError("the micro-batch has neither final hidden rows nor top tokens.")
-        return soft_target_loss_plain(
-            normed, lm_head_VD, labels, self._readout, weights_K, self.loss.kind
-        )
+    def _compare(self, normed: list[Tensor], labels: Labels, weights_K: Tensor) -> LossRows:
+        targets, lm_head_VD = labels.targets, self.head.lm_head.weight
+        if targets.top_ids_RC is None and (targets.final_RD is None or self._readout is None):
+            raise ConfigError(
+                "the micro-batch has no top tokens, and its final hidden rows or the target's "
+                "output matrix are missing; give TTTModule the target's readout."
+            )
+        if self.is_plain:
+            lm_head_VD = lm_head_VD.to(self.compute_dtype)
+        compare = soft_target_loss_plain if self.is_plain else soft_target_loss
+        return compare(normed, lm_head_VD, labels, self._readout, weights_K, self.loss.kind)
 
     def _check_features(self, batch: MicroBatch) -> None:
         final_RD, size = batch.targets.final_RD, self.head.config.hidden_size
@@ -156,47 +166,6 @@ class TTTModule(nn.Module):
                 f"feature_weight is {self.loss.feature_weight}, but the head's hidden size {size} "
                 f"is not the target's {final_RD.shape[1]}; set it to 0."
             )
-
-
-class _Unrolled(nn.Module):
-    """All steps of the head, so that `functional_call` can put cast weights into it."""
-
-    def __init__(self, head: Eagle3Head) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(
-        self, batch: MicroBatch, features_TF: Tensor, embedding_VD: Tensor, num_steps: int
-    ) -> list[Tensor]:
-        head, documents = self.head, batch.documents
-        hidden_TD = head.fuse(features_TF)
-        attention = _StepAttention(head, documents)
-        normed = []
-        for step in range(num_steps):
-            # What runs over a document's end has no label there, and nobody else sees it.
-            tokens_T = torch.roll(batch.token_ids_T, -(1 + step))
-            embeds_TD = head.embed(tokens_T, embedding_VD).to(hidden_TD.dtype)
-            positions_T = documents.positions_T + 1 + step
-            hidden_TD, normed_TD = head(embeds_TD, hidden_TD, positions_T, attention)
-            normed.append(normed_TD)
-        return normed
-
-
-class _StepAttention:
-    """The head's `attend` over the steps: each call leaves its keys and values for later ones."""
-
-    def __init__(self, head: Eagle3Head, documents: Documents) -> None:
-        config = head.config
-        self._spec = AttentionSpec(scale=config.head_dim**-0.5, window=config.sliding_window)
-        self._documents = documents
-        self._seen: StepKeys | None = None
-
-    def __call__(self, query_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> Tensor:
-        seen = self._seen
-        self._seen = (
-            StepKeys(keys_TGD, values_TGD) if seen is None else seen.extended(keys_TGD, values_TGD)
-        )
-        return attend_step_plain(query_THD, self._seen, self._documents, self._spec)
 
 
 def add_noise(features_TF: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
