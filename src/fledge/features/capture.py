@@ -8,23 +8,22 @@ that a killed run goes on with the shards that are missing and ends with the sam
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fledge.contracts.progress import Progress, SilentProgress, Task
 from fledge.features.capture_job import CaptureInput, estimate
+from fledge.features.capture_layout import dtype_name
 from fledge.features.capture_order import ShardPlan
 from fledge.features.capture_pass import PassResult, PassRunner
 from fledge.features.feature_writer import FeatureWriter
 from fledge.features.taps import choose_taps
 from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
 from fledge.models.target import Target
-from fledge.store.capacity import require_disk
+from fledge.store.capacity import free_bytes, require_disk
 from fledge.store.corpus import Corpus
-from fledge.store.feature_layout import FeatureLayout
 from fledge.store.local_place import LocalPlace
-from fledge.store.manifest import Manifest, Plan
+from fledge.store.manifest import Manifest
 from fledge.store.places import open_place
 
 _PASSES_AHEAD = 3
@@ -35,76 +34,39 @@ _SHARDS_AHEAD = 3
 """Shards that are being written or wait for it: what the host's memory has to hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureJob:
-    """Everything a run needs."""
-
-    target: Target
-    corpus: Corpus
-    layout: FeatureLayout
-    shards: tuple[ShardPlan, ...]
-    plan: Plan
-    counts: dict[str, Any]
-    """What the manifest says of the directory."""
-
-    needed_bytes: int
-    """On the disk, for all shards."""
-
-
-def load_job(given: CaptureInput, progress: Progress | None = None) -> CaptureJob:
-    """Load the target, and decide what is left to decide."""
-    target = load_target(given, progress)
-    taps = choose_taps(target.config, given.settings.layers)
-    layout = given.layout(taps)
-    shards = given.shards(layout)
-    rows = given.rows
-    return CaptureJob(
-        target=target,
-        corpus=given.corpus,
-        layout=layout,
-        shards=shards,
-        plan=given.plan(layout),
-        counts={
-            "samples": len(rows.used),
-            "samples_without_labels": len(rows.kept) - len(rows.used),
-            "tokens": rows.num_tokens,
-            "feature_rows": rows.num_features,
-            "label_rows": rows.num_labels,
-            "shards": len(shards),
-        },
-        needed_bytes=estimate(given).needed_bytes,
-    )
-
-
-def load_target(given: CaptureInput, progress: Progress | None = None) -> Target:
-    """The target, compared with transformers' own word on it."""
-    name = str(given.dtype).removeprefix("torch.")
-    (progress or SilentProgress()).note(
-        f"{given.target}: {given.origin}; running in {name} on {given.device}"
-    )
-    target = Target.load(given.directory, dtype=given.dtype, device=given.device)
-    if target.config.model_type not in TESTED_MODEL_TYPES:
-        check_same_as_transformers(target)
-    check_reading(target)
-    return target
-
-
-def capture(job: CaptureJob, out: str | Path, progress: Progress | None = None) -> Manifest:
-    """Make the features; goes on where an earlier run of the same job stopped."""
+def capture(given: CaptureInput, out: str | Path, progress: Progress | None = None) -> Manifest:
+    """Make the features; goes on where an earlier run of the same capture stopped."""
     shown = progress or SilentProgress()
-    with FeatureWriter.open(out, job.plan, job.corpus.vocab_map) as writer:
+    layout = given.layout(choose_taps(given.config.get_text_config(), given.settings.layers))
+    with FeatureWriter.open(out, given.plan(layout), given.corpus.vocab_map) as writer:
         if not writer.is_finished:
-            missing = [shard for shard in job.shards if shard.number not in writer.finished]
-            if len(missing) < len(job.shards):
-                num_made = len(job.shards) - len(missing)
-                shown.note(f"{num_made:,} of {len(job.shards):,} shards were made before.")
-            require_room(out, job.needed_bytes * len(missing) // len(job.shards))
-            with shown.task(
-                "capturing", sum(shard.read_tokens for shard in missing), "tokens"
-            ) as task:
-                make_shards(job, writer, missing, task)
-            writer.finish(counts=job.counts, device=str(job.target.device))
+            shards = given.shards(layout)
+            missing = [shard for shard in shards if shard.number not in writer.finished]
+            if len(missing) < len(shards):
+                num_made = len(shards) - len(missing)
+                shown.note(f"{num_made:,} of {len(shards):,} shards were made before.")
+            # Before the weights are loaded: a disk that is too small is known already.
+            require_room(out, estimate(given).needed_bytes * len(missing) // len(shards))
+            if missing:
+                runner = PassRunner(load_target(given, shown), layout, given.corpus.vocab_map)
+                num_tokens = sum(shard.read_tokens for shard in missing)
+                with shown.task("capturing", num_tokens, "tokens") as task:
+                    make_shards(given.corpus, runner, writer, missing, task)
+            writer.finish(counts=_counts(given, len(shards)), device=str(given.device))
         return writer.manifest
+
+
+def load_target(given: CaptureInput, progress: Progress) -> Target:
+    """The target, compared with transformers' own word on it."""
+    progress.note(
+        f"{given.target}: {given.origin}; running in {dtype_name(given.dtype)} on {given.device}"
+    )
+    with progress.task(f"loading {given.target}", unit=""):
+        target = Target.load(given.directory, dtype=given.dtype, device=given.device)
+        if target.config.model_type not in TESTED_MODEL_TYPES:
+            check_same_as_transformers(target)
+        check_reading(target)
+    return target
 
 
 def require_room(out: str | Path, needed: int) -> None:
@@ -114,11 +76,20 @@ def require_room(out: str | Path, needed: int) -> None:
         require_disk(place.path, needed, "the features", place="output")
 
 
+def free_room(out: str | Path) -> int | None:
+    """Bytes that are free; None in an object store, which does not say."""
+    place = open_place(out)
+    return free_bytes(place.path) if isinstance(place, LocalPlace) else None
+
+
 def make_shards(
-    job: CaptureJob, writer: FeatureWriter, shards: Sequence[ShardPlan], task: Task
+    corpus: Corpus,
+    runner: PassRunner,
+    writer: FeatureWriter,
+    shards: Sequence[ShardPlan],
+    task: Task,
 ) -> None:
     """Read the samples of the shards and write them."""
-    runner = PassRunner(job.target, job.layout, job.corpus.vocab_map)
     running = deque[PassResult]()
     writing = deque[Future[int]]()
     pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="fledge-shards")
@@ -128,7 +99,7 @@ def make_shards(
             for numbers in shard.passes:
                 _raise_failure(writing)
                 _await_passes(running, _PASSES_AHEAD - 1, task)
-                results.append(runner.start([(number, job.corpus[number]) for number in numbers]))
+                results.append(runner.start([(number, corpus[number]) for number in numbers]))
                 running.append(results[-1])
             while len(writing) >= _SHARDS_AHEAD:
                 writing.popleft().result()
@@ -139,6 +110,18 @@ def make_shards(
     finally:
         # What is being written is finished; what waits is made again by the next run.
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _counts(given: CaptureInput, num_shards: int) -> dict[str, Any]:
+    rows = given.rows
+    return {
+        "samples": len(rows.used),
+        "samples_without_labels": len(rows.kept) - len(rows.used),
+        "tokens": rows.num_tokens,
+        "feature_rows": rows.num_features,
+        "label_rows": rows.num_labels,
+        "shards": num_shards,
+    }
 
 
 def _write(writer: FeatureWriter, number: int, results: Sequence[PassResult]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.progress import Progress
-from fledge.features.capture import capture, load_job
+from fledge.features.capture import capture
 from fledge.features.capture_job import CaptureInput, open_input
 from fledge.models.resolve import target_name
 from fledge.models.target_facts import read_facts
@@ -82,5 +82,4 @@ def run_capture(
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> Manifest:
-    job = load_job(opened(corpus, target, settings, dtype=dtype), progress)
-    return capture(job, out, progress)
+    return capture(opened(corpus, target, settings, dtype=dtype), out, progress)
