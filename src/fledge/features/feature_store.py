@@ -1,5 +1,6 @@
 """A finished directory of features: samples by number, checked as they are read."""
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,15 @@ from fledge.contracts.progress import Progress, SilentProgress
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.feature_shard import read_head, unpack_arrays
-from fledge.store.manifest import FEATURES, Manifest, read_input
+from fledge.store.manifest import FEATURES, MANIFEST_NAME, Manifest, read_input
 from fledge.store.place import Place
 from fledge.store.places import open_place
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
+
+_REMEDY = (
+    f"Remove this file, {INDEX_NAME} and {MANIFEST_NAME} and capture again: only these are made "
+    "anew."
+)
 
 
 class FeatureStore:
@@ -38,7 +44,7 @@ class FeatureStore:
         """Features whose files are all there and as long as they were."""
         place = open_place(address)
         manifest = read_input(place, FEATURES)
-        content = place.read(INDEX_NAME) or b""
+        content = _read_whole(place, manifest, INDEX_NAME)
         return cls(place, manifest, FeatureIndex.decode(content, place.file(INDEX_NAME)))
 
     def __len__(self) -> int:
@@ -71,7 +77,7 @@ class FeatureStore:
 
     @cached_property
     def vocab_map(self) -> VocabMap:
-        content = self.place.read(VOCAB_MAP_NAME) or b""
+        content = _read_whole(self.place, self.manifest, VOCAB_MAP_NAME)
         return VocabMap.decode(content, self.place.file(VOCAB_MAP_NAME))
 
     def read(self, place: int) -> EncodedSample:
@@ -86,8 +92,7 @@ class FeatureStore:
         if found != expected:
             raise ArtifactError(
                 f"{self.place.file(name)} is damaged: sample {number} of the corpus has checksum "
-                f"{found:016x} and should have {expected:016x}. Remove this file, {INDEX_NAME} and "
-                "manifest.json and capture again: only this file is made anew."
+                f"{found:016x} and should have {expected:016x}. {_REMEDY}"
             )
         arrays = unpack_arrays(data, self.layout, index.counts_of(place))
         token_ids, loss_mask = arrays.pop("token_ids"), arrays.pop("loss_mask").view(np.bool_)
@@ -102,10 +107,21 @@ class FeatureStore:
             if head.sha256 != entry["sha256"]:
                 raise ArtifactError(
                     f"{self.place.file(name)} is damaged: its head has sha256 {head.sha256} and "
-                    f"should have {entry['sha256']}. Remove this file, {INDEX_NAME} and "
-                    "manifest.json and capture again: only this file is made anew."
+                    f"should have {entry['sha256']}. {_REMEDY}"
                 )
         with shown.task(f"checking {self.place}", int(self.index.sizes.sum())) as task:
             for place in range(len(self)):
                 self.read(place)
                 task.advance(int(self.index.sizes[place]))
+
+
+def _read_whole(place: Place, manifest: Manifest, name: str) -> bytes:
+    """A file that the manifest has the sha256 of."""
+    content = place.read(name) or b""
+    found, expected = hashlib.sha256(content).hexdigest(), manifest.files[name]["sha256"]
+    if found != expected:
+        raise ArtifactError(
+            f"{place.file(name)} is damaged: it has sha256 {found} and should have {expected}. "
+            f"{_REMEDY}"
+        )
+    return content

@@ -75,7 +75,7 @@ class FeatureIndex:
             columns: dict[str, Any] = {name: tensors[name] for name in (*INDEX_TYPES, "shards")}
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(
-                f"{file} is damaged ({error}); remove it and manifest.json and capture again: "
-                "shards that are there are kept."
+                f"{file} is of no known kind ({error}); remove it and manifest.json and capture "
+                "again: shards that are there are kept."
             ) from error
         return cls(names=tuple(names), **columns)

@@ -250,6 +250,8 @@ def read_head(place: Place, name: str, size: int) -> ShardHead:
                 if key != "__metadata__"
             )
         )
+        if not 8 + header_len <= head_len <= size:
+            raise ValueError("its index is not in the file")
         head = place.read_range(name, 0, head_len)
         index = {
             n: _take(head[8 + header_len :], entry, INDEX_TYPES[n]) for n, entry in entries.items()

@@ -1,0 +1,138 @@
+"""Samples of a store joined to one batch: read on the host as they are stored, decoded on a device.
+
+    tokens      a0 a1 a2 a3 | b0 b1 b2       documents end to end
+    features    .. .. -- -- | .. -- --       rows of zeros where nothing was kept
+    labels      r1 r2 | r1                   end to end, with the rows they belong to
+
+Coded rows of zeros decode to zeros, so that they are laid at their tokens before they are decoded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.features.capture_layout import FINAL, TAPS, final_codec, taps_codec
+from fledge.features.feature_store import FeatureStore
+from fledge.features.label_rows import label_rows
+from fledge.ops.documents import make_documents
+from fledge.ops.feature_codec import Codec
+from fledge.ops.micro_batch import MicroBatch, TargetRows
+from fledge.store.feature_layout import EncodedSample, FeatureLayout, Part
+
+_ROWS = "rows"
+_TORCH_TYPES = {
+    "uint8": torch.uint8,
+    # torch can do little with other unsigned numbers.
+    "uint16": torch.int32,
+    "uint32": torch.int32,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """Samples end to end, as they are stored."""
+
+    lengths: tuple[int, ...]
+    sample_numbers: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+    """The parts of the layout by name, and `rows`: those of the batch that have a label."""
+
+
+def host_bytes(store: FeatureStore, places: Sequence[int]) -> int:
+    """Memory that `load_batch` takes: the batch, and one sample on its way into it."""
+    tokens, _, labels = (int(count) for count in store.index.counts[list(places)].sum(axis=0))
+    total = 4 * labels
+    for part in store.layout.parts.values():
+        num_rows = labels if part.counted == "labels" else tokens
+        total += num_rows * (part.columns or 1) * _TORCH_TYPES[part.dtype].itemsize
+    return total + int(store.index.sizes[list(places)].max(initial=0))
+
+
+def load_batch(store: FeatureStore, places: Sequence[int], *, is_pinned: bool) -> HostBatch:
+    """Read samples by their places in the store, one at a time."""
+    lengths = [int(length) for length in store.index.counts[list(places), 0]]
+    num_labels = int(store.index.counts[list(places), 2].sum())
+    num_rows = {"tokens": sum(lengths), "features": sum(lengths), "labels": num_labels}
+    tensors = {
+        name: _empty(part, num_rows[part.counted], is_pinned)
+        for name, part in store.layout.parts.items()
+    }
+    tensors[_ROWS] = torch.empty(num_labels, dtype=torch.int32, pin_memory=is_pinned)
+    token = label = 0
+    for place in places:
+        sample = store.read(place)
+        rows = label_rows(sample.loss_mask)
+        _lay(tensors, store.layout, sample, token, label)
+        tensors[_ROWS].numpy()[label : label + len(rows)] = token + rows
+        token, label = token + len(sample.token_ids), label + len(rows)
+    numbers = tuple(int(number) for number in store.numbers[list(places)])
+    return HostBatch(tuple(lengths), numbers, tensors)
+
+
+def _empty(part: Part, num_rows: int, is_pinned: bool) -> Tensor:
+    # Zeroed where rows stay empty; elsewhere every row is written.
+    make = torch.zeros if part.counted == "features" else torch.empty
+    dtype = _TORCH_TYPES[part.dtype]
+    return make(part.shape(num_rows), dtype=dtype, pin_memory=is_pinned)
+
+
+def _lay(
+    tensors: Mapping[str, Tensor],
+    layout: FeatureLayout,
+    sample: EncodedSample,
+    token: int,
+    label: int,
+) -> None:
+    """Copy one sample to its place in the batch."""
+    arrays = {"token_ids": sample.token_ids, "loss_mask": sample.loss_mask, **sample.rows}
+    for name, part in layout.parts.items():
+        array = arrays[name]
+        start = label if part.counted == "labels" else token
+        tensor = tensors[name]
+        if part.dtype == "bfloat16":
+            # numpy has no bfloat16: its bits are copied as whole numbers.
+            tensor, array = tensor.view(torch.int16), array.view(np.int16)
+        tensor.numpy()[start : start + len(array)] = array
+
+
+class BatchDecoder:
+    """Turns joined samples into what a trainer reads, on one device."""
+
+    def __init__(self, layout: FeatureLayout, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._taps = taps_codec(layout)
+        self._final = final_codec(layout)
+
+    @torch.no_grad()
+    def decode(self, host: HostBatch) -> MicroBatch:
+        parts = {
+            name: tensor.to(self._device, non_blocking=True)
+            for name, tensor in host.tensors.items()
+        }
+        logprobs = parts.get("top.logprobs")
+        top_ids = parts.get("top.ids")
+        return MicroBatch(
+            token_ids_T=parts["token_ids"].long(),
+            loss_mask_T=parts["loss_mask"].bool(),
+            documents=make_documents(host.lengths, self._device),
+            features_TF=self._decoded(TAPS, self._taps, parts),
+            targets=TargetRows(
+                rows_R=parts[_ROWS].long(),
+                greedy_R=parts["greedy"].long(),
+                log_mass_R=parts["log_mass"],
+                final_RD=None if self._final is None else self._decoded(FINAL, self._final, parts),
+                top_ids_RC=None if top_ids is None else top_ids.long(),
+                top_logprobs_RC=None if logprobs is None else logprobs.float(),
+            ),
+            sample_numbers=host.sample_numbers,
+        )
+
+    def _decoded(self, prefix: str, codec: Codec, parts: Mapping[str, Tensor]) -> Tensor:
+        named = {name: parts[f"{prefix}.{name}"] for name in codec.parts}
+        return codec.decode(named, self._dtype)
