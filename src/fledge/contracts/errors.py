@@ -6,6 +6,7 @@
     ├── MismatchError    two artifacts do not belong together      (exit code 1)
     ├── CapacityError    memory, disk or context is too small      (exit code 1)
     ├── FetchError       something could not be downloaded         (exit code 1)
+    ├── TrainingError    training cannot go on                     (exit code 1)
     └── RequestError     a prompt or request cannot be served      (exit code 2)
 
 A message says what is wrong, names both values, and says what to do. The command line prints it
@@ -39,6 +40,10 @@ class CapacityError(FledgeError):
 
 class FetchError(FledgeError):
     """A download failed: no network, no such package, or the carrier changed."""
+
+
+class TrainingError(FledgeError):
+    """Training cannot go on: the loss or the gradient is no number any more."""
 
 
 class RequestError(FledgeError):

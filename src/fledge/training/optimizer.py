@@ -61,10 +61,13 @@ class Optimizer:
             return self.average
         return {name: one.detach() for name, one in self.weights.items()}
 
-    def step(self, number: int) -> Tensor:
-        """Use up the gradients; returns their norm before it was clipped."""
+    def clip(self) -> Tensor:
+        """Shorten the gradients to the largest norm; returns the norm they had, on the device."""
         limit = self._settings.clip or math.inf
-        norm = nn.utils.clip_grad_norm_(self._list, limit, foreach=None)
+        return nn.utils.clip_grad_norm_(self._list, limit)
+
+    def step(self, number: int) -> None:
+        """Use up the gradients at a step counted from 0."""
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate(self._settings, number, self._num_steps)
         self._adamw.step()
@@ -73,7 +76,6 @@ class Optimizer:
             weight = 1 - average_decay(self._settings.ema, number)
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.values()), self._list, weight)
-        return norm
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """What AdamW remembers, by the weight's name; zeros before the first step."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fledge.contracts.errors import ConfigError
 from fledge.store.packing import pack
+from fledge.store.shuffle import shuffled
 
 _WINDOW_MICRO_BATCHES = 64
 """Samples are packed among their neighbours in the shuffled order: enough of them to leave little
@@ -50,7 +51,7 @@ def divide(row_hashes: NDArray[np.uint64], share: float) -> Division:
 
 def choose(positions: NDArray[np.int64], count: int, *, seed: int) -> NDArray[np.int64]:
     """At most `count` of the positions, in ascending order; always the same ones."""
-    order = _shuffled(len(positions), seed, epoch=-1)
+    order = shuffled(len(positions), seed, -1)
     return np.sort(positions[order[:count]])
 
 
@@ -107,13 +108,13 @@ def pack_in_order(lengths: NDArray[np.int64], micro_tokens: int) -> list[NDArray
 def _pack_epoch(
     lengths: NDArray[np.int64], *, seed: int, epoch: int, micro_tokens: int
 ) -> Iterator[NDArray[np.int64]]:
-    order = _shuffled(len(lengths), seed, epoch)
+    order = shuffled(len(lengths), seed, epoch)
     ends = np.cumsum(lengths[order])
     windows = ends // (_WINDOW_MICRO_BATCHES * micro_tokens)
     for start, stop in _runs(windows):
         packed = list(_packed(order[start:stop], lengths, micro_tokens))
         # Packing begins with the longest samples; a step should see all lengths.
-        for place in _shuffled(len(packed), seed, epoch):
+        for place in shuffled(len(packed), seed, epoch):
             yield packed[place]
 
 
@@ -129,19 +130,3 @@ def _runs(values: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     borders = np.flatnonzero(np.diff(values)) + 1
     edges = [0, *(int(border) for border in borders), len(values)]
     yield from zip(edges[:-1], edges[1:], strict=True)
-
-
-def _shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation that no library's next version changes."""
-    numbers = np.array([seed, epoch], np.int64).astype(np.uint64)
-    start = _mixed(_mixed(numbers[:1]) + numbers[1:])
-    keys = _mixed(start + np.arange(count).astype(np.uint64))
-    return np.argsort(keys, kind="stable")
-
-
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64: every bit of a number depends on every bit of what goes in."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

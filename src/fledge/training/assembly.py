@@ -1,0 +1,130 @@
+"""From what was asked for to the parts of a run: target, source, head, optimizer, measurements."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.contracts.errors import ConfigError
+from fledge.contracts.progress import Progress
+from fledge.contracts.train_settings import TrainSettings
+from fledge.features.feature_store import FeatureStore
+from fledge.models.head import Eagle3Head
+from fledge.models.placement import pick_dtype
+from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
+from fledge.models.target import Target
+from fledge.models.target_reading import Readout
+from fledge.training.distributed import Processes, wrap
+from fledge.training.head_init import make_head
+from fledge.training.measuring import Measurer, make_decoder, pack_held_out
+from fledge.training.offline import OfflineSource
+from fledge.training.online import OnlineSource
+from fledge.training.optimizer import Optimizer
+from fledge.training.order import Division, TrainingOrder, divide
+from fledge.training.sources import Source
+from fledge.training.train_input import TrainInput
+from fledge.training.trainer import Parts
+from fledge.training.ttt import TTTModule
+
+
+def make_order(given: TrainInput, settings: TrainSettings) -> tuple[Division, TrainingOrder]:
+    """Which samples are learned from, in which order, and which are held out."""
+    division = divide(given.samples.row_hashes, settings.held_out.share)
+    order = TrainingOrder(
+        division.trained,
+        given.samples.lengths[division.trained],
+        seed=settings.seed,
+        epochs=settings.epochs,
+        micro_tokens=settings.micro_tokens,
+        batch_tokens=settings.batch_tokens,
+        max_steps=settings.max_steps,
+    )
+    return division, order
+
+
+def load_target(given: TrainInput, settings: TrainSettings, progress: Progress) -> Target:
+    """The target, compared with transformers' own word on it."""
+    dtype = pick_dtype(settings.dtype, given.device)
+    name = str(dtype).removeprefix("torch.")
+    progress.note(f"{given.target}: {given.origin}; running in {name} on {given.device}")
+    with progress.task(f"loading {given.target}", unit=""):
+        target = Target.load(given.directory, dtype=dtype, device=given.device)
+        if target.config.model_type not in TESTED_MODEL_TYPES:
+            check_same_as_transformers(target)
+        check_reading(target)
+    return target
+
+
+def assemble(
+    given: TrainInput, settings: TrainSettings, target: Target, processes: Processes
+) -> Parts:
+    """Everything a trainer needs, on this process's device."""
+    division, order = make_order(given, settings)
+    if order.num_steps == 0:
+        raise ConfigError(f"{given.where} has nothing to train on beside what is held out.")
+    draft_ids = given.vocab_map.target_ids
+    readout = target.readout
+    head = make_head(
+        given.head_config(settings),
+        draft_ids,
+        seed=settings.seed,
+        readout=readout if settings.head.lm_head_from_target else None,
+    )
+    exhibit = Eagle3Head(head.config, head.draft_to_target_V)
+    source = _source(given, settings, target, head.draft_to_target_V)
+    inner = _module(head.to(given.device), target.embedding.weight, readout, settings, target)
+    module = wrap(inner, processes, settings.parallel)
+    optimizer = Optimizer(inner, settings.optimizer, order.num_steps)
+    is_copied = optimizer.average is not None or (
+        processes.count > 1 and settings.parallel == "fsdp"
+    )
+
+    def copied() -> TTTModule:
+        twin = Eagle3Head(head.config, exhibit.draft_to_target_V).to(given.device)
+        return _module(twin, target.embedding.weight, readout, settings, target)
+
+    measurer = None
+    if len(division.held_out):
+        held_out = np.asarray(division.held_out)
+        measurer = Measurer(
+            inner,
+            source,
+            processes.share(pack_held_out(source, held_out, settings)),
+            make_decoder(target, exhibit, source, held_out, settings, processes),
+            copied=copied if is_copied else None,
+            settings=settings,
+            processes=processes,
+        )
+    return Parts(module, optimizer, source, order, measurer, exhibit)
+
+
+def _source(
+    given: TrainInput, settings: TrainSettings, target: Target, draft_ids_V: Tensor
+) -> Source:
+    if isinstance(given.inside, FeatureStore):
+        return OfflineSource(
+            given.inside, device=given.device, dtype=_compute_dtype(settings, target)
+        )
+    return OnlineSource(given.inside, given.samples, target, given.taps, draft_ids_V)
+
+
+def _module(
+    head: Eagle3Head,
+    embedding_VD: Tensor,
+    readout: Readout,
+    settings: TrainSettings,
+    target: Target,
+) -> TTTModule:
+    return TTTModule(
+        head,
+        embedding_VD,
+        readout,
+        settings.loss,
+        compute_dtype=_compute_dtype(settings, target),
+        hidden_noise=settings.hidden_noise,
+    )
+
+
+def _compute_dtype(settings: TrainSettings, target: Target) -> torch.dtype:
+    """What products are computed in; float16 would need its losses scaled."""
+    dtype = pick_dtype(settings.dtype, target.device)
+    return torch.float32 if dtype is torch.float16 else dtype

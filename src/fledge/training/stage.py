@@ -1,0 +1,169 @@
+"""The stage behind `fledge train`: features, or a corpus and its target, in; a head out.
+
+The directory of a run is a head as it stands once the run is over: the best checkpoint's, by accept
+length on held-out prompts. On the way it holds
+
+    plan.json, curves.jsonl, plots    what was asked for, and how it went
+    checkpoints/step-00000400/        heads that load as they are, the newest with their state
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fledge.contracts.errors import ArtifactError
+from fledge.contracts.progress import Progress, SilentProgress
+from fledge.contracts.train_settings import TrainSettings
+from fledge.features.feature_store import FeatureStore
+from fledge.models.target import Target
+from fledge.store.cache_publish import flush
+from fledge.store.manifest import Manifest, Plan, read_manifest
+from fledge.store.stage_directory import StageDirectory, open_stage
+from fledge.training.assembly import assemble, load_target, make_order
+from fledge.training.checkpoint import (
+    CHECKPOINTS,
+    Record,
+    best_checkpoint,
+    list_checkpoints,
+    load_newest,
+)
+from fledge.training.curves import CurveLog
+from fledge.training.distributed import Processes
+from fledge.training.reporting import Reporter
+from fledge.training.train_input import TrainInput
+from fledge.training.trainer import Parts, Trainer, Watch
+
+HEAD_FILES = ("config.json", "model.safetensors")
+
+
+def train(
+    given: TrainInput,
+    settings: TrainSettings,
+    out: Path,
+    *,
+    processes: Processes | None = None,
+    progress: Progress | None = None,
+    target: Target | None = None,
+    watch: Watch | None = None,
+) -> Manifest:
+    """Train a head; goes on where an earlier run of the same settings stopped.
+
+    `target` is one that is loaded already; `watch` may end the run at a measurement.
+    """
+    ours = processes or Processes(device=given.device)
+    shown = progress or SilentProgress()
+    with _opened(out, given.plan(settings), ours) as stage:
+        is_finished = ours.gather(stage is not None and stage.is_finished)[0]
+        if not is_finished:
+            loaded = target or load_target(given, settings, shown)
+            parts = assemble(given, settings, loaded, ours)
+            _run(parts, settings, out, ours, shown, watch)
+            if stage is not None:
+                _finish(given, settings, parts, stage, shown)
+        ours.wait()
+    return read_manifest(out)
+
+
+@contextmanager
+def _opened(out: Path, plan: Plan, processes: Processes) -> Iterator[StageDirectory | None]:
+    """The stage in the first process, which alone writes; None in the others."""
+    if not processes.is_first:
+        yield None
+        return
+    with open_stage(out, plan, has_results=lambda path: bool(list_checkpoints(path))) as stage:
+        yield stage
+
+
+def _run(
+    parts: Parts,
+    settings: TrainSettings,
+    out: Path,
+    processes: Processes,
+    progress: Progress,
+    watch: Watch | None,
+) -> None:
+    # The first process removes what is damaged, before the others look.
+    state = load_newest(out, progress) if processes.is_first else None
+    processes.wait()
+    state = state if processes.is_first else load_newest(out, progress)
+    curves = reporter = None
+    if processes.is_first:
+        curves = CurveLog(out, progress=progress)
+        curves.truncate_after(state.step if state else 0)
+        reporter = Reporter(curves, parts.order, settings, out, progress)
+    try:
+        trainer = Trainer(
+            parts,
+            settings,
+            out,
+            processes=processes,
+            progress=progress,
+            reporter=reporter,
+            watch=watch,
+        )
+        if state is not None:
+            progress.note(f"{state.step:,} of {trainer.num_steps:,} steps were taken before.")
+            trainer.restore(state)
+        trainer.run()
+        if reporter is not None:
+            reporter.draw(is_last=True)
+    finally:
+        if curves is not None:
+            curves.close()
+
+
+def _finish(
+    given: TrainInput,
+    settings: TrainSettings,
+    parts: Parts,
+    stage: StageDirectory,
+    progress: Progress,
+) -> None:
+    records = list_checkpoints(stage.path)
+    best = best_checkpoint(records)
+    if best is None:
+        raise ArtifactError(f"{stage.path / CHECKPOINTS} has lost its checkpoints; train again.")
+    for name in HEAD_FILES:
+        _copy(best.directory / name, stage.path / name)
+    stage.finish(
+        counts=summarise(given, settings, parts, records, best),
+        files=[stage.path / name for name in HEAD_FILES],
+        device=describe_device(given.device),
+        progress=progress,
+    )
+
+
+def summarise(
+    given: TrainInput, settings: TrainSettings, parts: Parts, records: list[Record], best: Record
+) -> dict[str, Any]:
+    """What a finished run amounts to; nothing that a clock says."""
+    division, _ = make_order(given, settings)
+    return {
+        "mode": "features" if isinstance(given.inside, FeatureStore) else "online",
+        "samples": len(division.trained),
+        "samples_held_out": len(division.held_out),
+        "steps": records[-1].step,
+        "planned_steps": parts.order.num_steps,
+        "tokens": records[-1].tokens,
+        "weights": sum(weight.numel() for weight in parts.exhibit.parameters()),
+        "best_step": best.step,
+        "best": dict(best.measures),
+        "last": dict(records[-1].measures),
+    }
+
+
+def describe_device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _copy(source: Path, destination: Path) -> None:
+    """Copy a file so that it is there whole or not at all."""
+    temporary = destination.with_name(f".{destination.name}.tmp")
+    shutil.copyfile(source, temporary)
+    flush(temporary)
+    temporary.replace(destination)
+    flush(destination.parent)

@@ -1,0 +1,202 @@
+"""What a run is asked for, checked before any weight is loaded: samples, and their target."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fledge.contracts.capture_settings import CaptureSettings
+from fledge.contracts.errors import ArtifactError, ConfigError
+from fledge.contracts.progress import Progress
+from fledge.contracts.toml_settings import to_plain
+from fledge.contracts.train_settings import TrainSettings
+from fledge.features import capture_job
+from fledge.features.feature_store import FeatureStore
+from fledge.features.taps import choose_taps
+from fledge.models.head_config import HeadConfig
+from fledge.models.resolve import resolve_target, target_name
+from fledge.models.target_facts import read_facts
+from fledge.models.target_loading import check_supported, load_config
+from fledge.models.weights_identity import weights_identity
+from fledge.store.corpus import Corpus
+from fledge.store.manifest import CORPUS, FEATURES, HEAD, Manifest, Plan
+from fledge.store.vocab_map import VocabMap
+from fledge.training.faults import refuse_other_layers, refuse_other_target
+from fledge.training.head_init import shape_head
+from fledge.training.offline import list_features
+from fledge.training.online import list_corpus
+from fledge.training.sources import SampleTable, refuse_long_samples
+
+_OUTSIDE_THE_PLAN = ("parallel", "keep_checkpoints")
+"""Settings that change nothing about the head: a run may go on with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainInput:
+    """Features or a corpus, and the target that they are of."""
+
+    where: str
+    """The directory, for messages."""
+
+    inside: FeatureStore | Corpus
+    samples: SampleTable
+    vocab_map: VocabMap
+    taps: tuple[int, ...]
+    target: str
+    """As manifests call it."""
+
+    directory: Path
+    """The target's."""
+
+    origin: str
+    config: Any
+    """The target's text config."""
+
+    identity: dict[str, Any]
+    """Of the target: what a head must agree with."""
+
+    device: torch.device
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.inside.manifest
+
+    def head_config(self, settings: TrainSettings) -> HeadConfig:
+        return shape_head(
+            self.config, settings.head, taps=self.taps, draft_vocab_size=len(self.vocab_map)
+        )
+
+    def plan(self, settings: TrainSettings) -> Plan:
+        """What the run's directory will hold."""
+        plain = to_plain(settings)
+        for name in _OUTSIDE_THE_PLAN:
+            del plain[name]
+        kind = FEATURES if isinstance(self.inside, FeatureStore) else CORPUS
+        return Plan(
+            kind=HEAD,
+            settings=plain,
+            parents={kind: self.manifest.fingerprint},
+            identity={**self.identity, "taps": list(self.taps)},
+        )
+
+    def on(self, device: torch.device) -> "TrainInput":
+        return replace(self, device=device)
+
+
+def open_input(
+    *,
+    features: str | Path | None,
+    corpus: Path | None,
+    target: str,
+    settings: TrainSettings,
+    capture: CaptureSettings,
+    is_capture_asked: bool,
+    device: torch.device,
+    needs_weights: bool = True,
+    progress: Progress | None = None,
+) -> TrainInput:
+    """Read what is known of samples and target, and check that they fit.
+
+    `is_capture_asked` says that somebody chose the capture settings, so that features of other
+    layers are refused.
+    """
+    if (features is None) == (corpus is None):
+        raise ConfigError(
+            "give either --features, which `fledge capture` made, or --corpus, which `fledge "
+            "tokenize` made: one of the two."
+        )
+    if corpus is not None:
+        given = _from_corpus(corpus, target, capture, device, needs_weights, progress)
+    else:
+        assert features is not None
+        given = _from_features(
+            features, target, capture, is_capture_asked, device, needs_weights, progress
+        )
+    if not len(given.samples.lengths):
+        raise ArtifactError(f"{given.where} has no samples with labels; there is nothing to learn.")
+    refuse_long_samples(given.samples, settings.micro_tokens)
+    given.head_config(settings)
+    return given
+
+
+def _from_corpus(
+    directory: Path,
+    target: str,
+    capture: CaptureSettings,
+    device: torch.device,
+    needs_weights: bool,
+    progress: Progress | None,
+) -> TrainInput:
+    if capture.layers == "auto":
+        raise ConfigError(
+            "capture.layers is auto, which is decided by `fledge capture`; name layers, or train "
+            "from features."
+        )
+    found = capture_job.open_input(
+        directory,
+        target,
+        capture,
+        dtype=torch.float32,
+        device=device,
+        needs_weights=needs_weights,
+        progress=progress,
+    )
+    config = found.config.get_text_config()
+    return TrainInput(
+        where=str(directory),
+        inside=found.corpus,
+        samples=list_corpus(found.corpus),
+        vocab_map=found.corpus.vocab_map,
+        taps=choose_taps(config, capture.layers),
+        target=found.target,
+        directory=found.directory,
+        origin=found.origin,
+        config=config,
+        identity=_identity(found.target, found.directory),
+        device=device,
+    )
+
+
+def _from_features(
+    address: str | Path,
+    target: str,
+    capture: CaptureSettings,
+    is_capture_asked: bool,
+    device: torch.device,
+    needs_weights: bool,
+    progress: Progress | None,
+) -> TrainInput:
+    store = FeatureStore.open(address)
+    resolved = resolve_target(target, progress=progress, needs_weights=needs_weights)
+    whole_config = load_config(resolved.directory)
+    check_supported(whole_config)
+    config = whole_config.get_text_config()
+    name = target_name(target)
+    identity = _identity(name, resolved.directory)
+    refuse_other_target(address, store.identity, target=target, asked=identity)
+    if is_capture_asked and capture.layers != "auto":
+        refuse_other_layers(address, store.layout.taps, choose_taps(config, capture.layers))
+    return TrainInput(
+        where=str(address),
+        inside=store,
+        samples=list_features(store),
+        vocab_map=store.vocab_map,
+        taps=store.layout.taps,
+        target=name,
+        directory=resolved.directory,
+        origin=resolved.origin,
+        config=config,
+        identity=identity,
+        device=device,
+    )
+
+
+def _identity(name: str, directory: Path) -> dict[str, Any]:
+    facts = read_facts(directory)
+    return {
+        "target": name,
+        "weights": weights_identity(directory),
+        "tokenizer": facts.tokenizer.identity,
+        "vocab_size": facts.vocab_size,
+    }
