@@ -140,16 +140,13 @@ def tiny_head(
     target: Target, *, seed: int = 0, draft_vocab_size: int = 64, **flags: Any
 ) -> Eagle3Head:
     """A random head that fits the target; its guesses are as good as chance."""
+    sizes = {"intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     config = HeadConfig(
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
-        intermediate_size=48,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size,
-        **flags,
+        **{**sizes, **flags},
     )
     generator = torch.Generator().manual_seed(seed)
     vocabulary = torch.randperm(target.vocab_size, generator=generator)[:draft_vocab_size]

@@ -179,7 +179,7 @@ def compare_rows_plain(
 ) -> Compared:
     """The twin of the kernels in `soft_targets_triton`."""
     num_rows, num_steps = chunk.weights_CK.shape
-    draft_CKV = draft_PV.view(num_rows, num_steps, -1)
+    draft_CKV = draft_PV.view(num_rows, num_steps, target_CV.shape[1])
     logp_CV = target_CV.log_softmax(dim=-1)
     p_CV = logp_CV.exp()
     logq_CKV = draft_CKV.log_softmax(dim=-1)
