@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fledge.contracts.errors import MismatchError
+from fledge.contracts.errors import CapacityError, MismatchError
 from fledge.models.self_check import check_reading
 from fledge.models.target import Target
 from fledge.ops import document_attention
@@ -179,3 +179,17 @@ def test_a_family_that_does_something_else_to_logits_is_refused() -> None:
     target._model.lm_head.register_forward_hook(lambda module, args, output: output * 1.5)
     with pytest.raises(MismatchError, match="'llama' makes other logits of its final hidden"):
         check_reading(target)
+
+
+def test_out_of_memory_says_what_to_lower() -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    _, target = pair("qwen2")
+    hook = target.layers[1].register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(CapacityError, match="cpu ran out of memory reading 11 tokens at once"):
+            target.read(token_ids(11), make_documents([11], CPU), (1, 2))
+    finally:
+        hook.remove()
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in target.layers)

@@ -160,13 +160,18 @@ def _going_on(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other(place: Place, state: str, found: Any, asked: Any) -> None:
-    difference = first_difference(found, asked)
+    difference = first_difference(_telling_first(found), _telling_first(asked))
     if difference is not None:
         name, there, wanted = difference
         raise MismatchError(
             f"{place} holds {state} work with {name} = {_shown(there)}, and this run has {name} = "
             f"{_shown(wanted)}; choose another directory, or remove this one."
         )
+
+
+def _telling_first(plan: dict[str, Any]) -> dict[str, Any]:
+    """Another target says more than the fingerprint of the input that was made for it."""
+    return {**{name: plan[name] for name in plan if name != "parents"}, "parents": plan["parents"]}
 
 
 def first_difference(found: Any, asked: Any, name: str = "") -> tuple[str, Any, Any] | None:
