@@ -20,7 +20,17 @@ from fledge import __version__
 from fledge.cli.log import set_up_logging
 from fledge.contracts.errors import FledgeError
 
-VERBS = ("demo", "generate", "chat", "prepare", "regenerate", "tokenize", "capture", "doctor")
+VERBS = (
+    "demo",
+    "generate",
+    "chat",
+    "prepare",
+    "regenerate",
+    "tokenize",
+    "capture",
+    "train",
+    "doctor",
+)
 """Each is a function of the same name in the module of the same name, in the order of the help."""
 
 _DEBUG = "--debug"

@@ -8,6 +8,7 @@ length on held-out prompts. On the way it holds
 """
 
 import shutil
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,13 +32,15 @@ from fledge.training.checkpoint import (
     list_checkpoints,
     load_newest,
 )
-from fledge.training.curves import CurveLog
+from fledge.training.curves import CurveLog, read_curves
 from fledge.training.distributed import Processes
+from fledge.training.metrics import Figure
 from fledge.training.reporting import Reporter
 from fledge.training.train_input import TrainInput
 from fledge.training.trainer import Parts, Trainer, Watch
 
 HEAD_FILES = ("config.json", "model.safetensors")
+_TIMES = ("tokens_per_s", "data_wait_share")
 
 
 def train(
@@ -154,6 +157,26 @@ def summarise(
         "best": dict(best.measures),
         "last": dict(records[-1].measures),
     }
+
+
+def measure_speed(out: Path) -> dict[str, float | None]:
+    """Tokens per second of the median step, and the share of all time that waited for data."""
+    speeds, waits, times = [], 0.0, 0.0
+    for record in read_curves(out):
+        if record.kind == "train":
+            speed, wait = (_number(record.timing[name]) for name in _TIMES)
+            elapsed = _number(record.figures["tokens"]) / speed
+            speeds.append(speed)
+            waits += wait * elapsed
+            times += elapsed
+    if not speeds:
+        return dict.fromkeys(_TIMES)
+    return dict(zip(_TIMES, (statistics.median(speeds), waits / times), strict=True))
+
+
+def _number(figure: Figure) -> float:
+    assert isinstance(figure, int | float), "curves of training hold numbers here"
+    return float(figure)
 
 
 def describe_device(device: torch.device) -> str:

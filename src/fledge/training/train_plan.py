@@ -1,0 +1,110 @@
+"""What a run would read, write, need and take, before anything runs. Arithmetic only."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fledge.contracts.train_settings import TrainSettings
+from fledge.features.feature_store import FeatureStore
+from fledge.models.head_config import HeadConfig
+from fledge.models.parameter_count import count_parameters
+from fledge.training.assembly import make_order
+from fledge.training.head_init import count_weights
+from fledge.training.train_input import TrainInput
+
+_MASTER_BYTES = 4
+_MOMENTS = 2
+_RESUMABLE = 2
+_MEASUREMENTS = 20
+_ROWS_OF_A_STEP = (12, 4)
+"""Numbers that a draft step keeps for the way back: so many hidden sizes and MLP widths a token."""
+
+_HEAD_SHARE, _TARGET_SHARE = 0.35, 0.5
+"""Of the measured speed of a matrix product that training and reading reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """What a run would read, write, need and take."""
+
+    mode: str
+    samples: int
+    samples_held_out: int
+    tokens: int
+    """Of all steps."""
+
+    steps: int
+    weights: int
+    """Numbers in the head."""
+
+    read_bytes: int
+    checkpoint_bytes: int
+    """Of one checkpoint with its state."""
+
+    stored_bytes: int
+    device_bytes: int
+    seconds: float | None
+    """None where the speed of the device is not known."""
+
+
+def plan_training(
+    given: TrainInput, settings: TrainSettings, *, itemsize: int, flops_per_s: float | None = None
+) -> TrainPlan:
+    """`itemsize` is that of the precision that products are computed in."""
+    division, order = make_order(given, settings)
+    config = given.head_config(settings)
+    weights = count_weights(config)
+    is_offline = isinstance(given.inside, FeatureStore)
+    files = given.manifest.files.values()
+    passes = settings.epochs if is_offline else 1
+    head_bytes = weights * _MASTER_BYTES
+    has_average = settings.optimizer.ema > 0
+    state_bytes = (_MOMENTS + has_average) * head_bytes
+    every = settings.checkpoint_every or max(1, -(-order.num_steps // _MEASUREMENTS))
+    num_checkpoints = -(-order.num_steps // every)
+    if settings.keep_checkpoints:
+        num_checkpoints = min(num_checkpoints, max(settings.keep_checkpoints, _RESUMABLE) + 1)
+    stored = (num_checkpoints + 1) * head_bytes + min(num_checkpoints, _RESUMABLE) * state_bytes
+    target = count_parameters(given.config)
+    return TrainPlan(
+        mode="features" if is_offline else "online",
+        samples=len(division.trained),
+        samples_held_out=len(division.held_out),
+        tokens=order.num_tokens,
+        steps=order.num_steps,
+        weights=weights,
+        read_bytes=passes * sum(int(entry["bytes"]) for entry in files),
+        checkpoint_bytes=head_bytes + state_bytes,
+        stored_bytes=stored,
+        device_bytes=(
+            # Weights, gradients and what the optimizer remembers; the target; one micro-batch.
+            (2 + _MOMENTS + has_average) * head_bytes
+            + target.total * itemsize
+            + _working_bytes(config, settings, itemsize)
+        ),
+        seconds=None
+        if flops_per_s is None
+        else _seconds(
+            order.num_tokens, settings, weights, 0 if is_offline else target.active, flops_per_s
+        ),
+    )
+
+
+def _working_bytes(config: HeadConfig, settings: TrainSettings, itemsize: int) -> int:
+    hidden, width = _ROWS_OF_A_STEP
+    of_a_step = hidden * config.hidden_size + width * config.intermediate_size
+    features = 2 * config.num_taps * config.target_hidden_size
+    return settings.micro_tokens * itemsize * (settings.loss.steps * of_a_step + features)
+
+
+def _seconds(
+    tokens: int, settings: TrainSettings, weights: int, target_weights: int, flops_per_s: float
+) -> float:
+    """Two operations a weight and token forward, four backward, at each draft step."""
+    head = 6 * weights * settings.loss.steps * tokens / (_HEAD_SHARE * flops_per_s)
+    return head + 2 * target_weights * tokens / (_TARGET_SHARE * flops_per_s)
+
+
+def needed_disk(plan: TrainPlan, out: Path) -> int:
+    """What is still to be written beside what a run has left behind."""
+    there = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    return max(plan.checkpoint_bytes, plan.stored_bytes - there)
