@@ -2,9 +2,9 @@
 
     settings = read_settings(PrepareSettings, table, where="prepare")
 
-Supported field types: str, int, float, bool, Literal, X | None, tuple[X, ...], dict[str, X], and
-other dataclasses; `X | tuple[Y, ...]` takes a list as the tuple. A dataclass checks its own values
-in `__post_init__`.
+Supported field types: str, int, float, bool, Any, Literal, X | None, tuple[X, ...], dict[str, X],
+and other dataclasses; `X | tuple[Y, ...]` takes a list as the tuple. A dataclass checks its own
+values in `__post_init__`.
 """
 
 import copy
@@ -124,6 +124,8 @@ def _unknown(key: str, where: str, known: list[str]) -> str:
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
+    if hint is Any:
+        return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:

@@ -140,7 +140,7 @@ def _draw_schedule(axes: Any, records: Sequence[CurveRecord]) -> None:
     axes.set_title("learning rate", fontsize=10)
     _plot(axes, _line(records, "train", "learning_rate"), "learning rate", _TRAIN, marker="")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-    norms = _line(records, "train", "gradient_norm")
+    norms = _line(records, "train", "grad_norm")
     if norms is not None:
         axes.set_title("learning rate (grey), norm of the gradient (red)", fontsize=10)
         other = axes.twinx()

@@ -19,7 +19,7 @@ def write_run(directory: Path, *, num_steps: int = 60) -> None:
             log.add(
                 step,
                 "train",
-                {"loss": 5 - learnt, "learning_rate": 1e-3, "gradient_norm": 0.4, **shown},
+                {"loss": 5 - learnt, "learning_rate": 1e-3, "grad_norm": 0.4, **shown},
                 {"tokens_per_s": 12_345.0},
             )
             if step % 20 == 0:
