@@ -36,7 +36,9 @@ def random_samples(lengths: Sequence[int], *, seed: int = 0) -> list[Sample]:
     return samples
 
 
-def save_corpus(directory: Path, target: Path, samples: Sequence[Sample], **identity: Any) -> Path:
+def save_corpus(
+    directory: Path, target: Path, samples: Sequence[Sample], /, **identity: Any
+) -> Path:
     """Write samples as `fledge tokenize` would, in two shards."""
     facts = read_facts(target)
     plan = Plan(
