@@ -90,7 +90,7 @@ def test_features_equal_the_hidden_states_of_transformers(
     for place in range(len(store)):
         sample = store.read(place)
         truth = Truth(model_of(target, torch.float32), Corpus.open(corpus)[sample.number], TAPS)
-        features = decoded(taps_codec(store.layout), sample, "taps")
+        features = decoded(taps_codec(store.layout, store.channels), sample, "taps")
         assert len(features) == len(sample.token_ids) - 2
         assert relative(features, truth.features_TF[: len(features)]) < 1e-5
         assert relative(decoded(final_codec(store.layout), sample, "final"), truth.final_RD) < 1e-5
@@ -110,7 +110,7 @@ def test_in_bfloat16_features_are_as_near_the_truth_as_transformers(
     for place in range(len(store)):
         sample = store.read(place)
         text = Corpus.open(corpus)[sample.number]
-        ours.append(decoded(taps_codec(store.layout), sample, "taps"))
+        ours.append(decoded(taps_codec(store.layout, store.channels), sample, "taps"))
         for found, dtype in ((theirs, torch.bfloat16), (exact, torch.float32)):
             truth = Truth(model_of(target, dtype), text, TAPS)
             found.append(truth.features_TF[: len(ours[-1])])
@@ -141,7 +141,7 @@ def test_coded_and_most_probable_tokens(tmp_path: Path) -> None:
     for place in range(len(store)):
         sample = store.read(place)
         truth = Truth(model, Corpus.open(corpus)[sample.number], TAPS)
-        features = decoded(taps_codec(store.layout), sample, "taps")
+        features = decoded(taps_codec(store.layout, store.channels), sample, "taps")
         assert relative(features, truth.features_TF[: len(features)]) < 0.02
         logprobs = truth.logits_RV[:, store.vocab_map.target_ids].log_softmax(-1)
         best = logprobs.topk(20, dim=-1)
@@ -178,7 +178,7 @@ def test_smollm2_for_real(tmp_path: Path) -> None:
     for place in range(len(store)):
         sample = store.read(place)
         truth = Truth(model, Corpus.open(corpus)[sample.number], store.layout.taps)
-        features = decoded(taps_codec(store.layout), sample, "taps")
+        features = decoded(taps_codec(store.layout, store.channels), sample, "taps")
         assert relative(features, truth.features_TF[: len(features)]) < 1e-5
         assert relative(decoded(final_codec(store.layout), sample, "final"), truth.final_RD) < 1e-5
         assert sample.rows["greedy"].tolist() == truth.logits_RV.argmax(-1).tolist()

@@ -16,11 +16,13 @@ from fledge.features.capture_job import CaptureInput, estimate
 from fledge.features.capture_layout import dtype_name
 from fledge.features.capture_order import ShardPlan
 from fledge.features.capture_pass import PassResult, PassRunner
+from fledge.features.channel_spread import measure_channels
 from fledge.features.feature_writer import FeatureWriter
 from fledge.features.taps import choose_taps
 from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
 from fledge.models.target import Target
 from fledge.store.capacity import free_bytes, require_disk
+from fledge.store.channels import Channels
 from fledge.store.corpus import Corpus
 from fledge.store.local_place import LocalPlace
 from fledge.store.manifest import Manifest
@@ -48,12 +50,25 @@ def capture(given: CaptureInput, out: str | Path, progress: Progress | None = No
             # Before the weights are loaded: a disk that is too small is known already.
             require_room(out, estimate(given).needed_bytes * len(missing) // len(shards))
             if missing:
-                runner = PassRunner(load_target(given, shown), layout, given.corpus.vocab_map)
+                target = load_target(given, shown)
+                channels = settle_channels(given, target, writer)
+                runner = PassRunner(target, layout, channels, given.corpus.vocab_map)
                 num_tokens = sum(shard.read_tokens for shard in missing)
                 with shown.task("capturing", num_tokens, "tokens") as task:
                     make_shards(given.corpus, runner, writer, missing, task)
             writer.finish(counts=_counts(given, len(shards)), device=str(given.device))
         return writer.manifest
+
+
+def settle_channels(given: CaptureInput, target: Target, writer: FeatureWriter) -> Channels | None:
+    """The channels that every shard is coded with, measured before the first; None if exact."""
+    layout = writer.layout
+    if layout.features == "exact" or writer.finished:
+        return writer.channels
+    writer.channels = measure_channels(
+        given.corpus, given.rows, target, layout.taps, max_tokens=given.settings.pass_tokens
+    )
+    return writer.channels
 
 
 def load_target(given: CaptureInput, progress: Progress) -> Target:

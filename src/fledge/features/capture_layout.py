@@ -7,6 +7,7 @@ import torch
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.features.capture_plan import TargetSizes, choose_target_format
 from fledge.ops.feature_codec import Codec, make_codec
+from fledge.store.channels import Channels
 from fledge.store.feature_layout import Counted, FeatureLayout, Part
 
 TAPS, FINAL = "taps", "final"
@@ -42,13 +43,14 @@ def make_layout(
     )
 
 
-def taps_codec(layout: FeatureLayout) -> Codec:
-    """The codec of the tapped layers."""
+def taps_codec(layout: FeatureLayout, channels: Channels | None) -> Codec:
+    """The codec of the tapped layers; `channels` are None where they are stored exactly."""
     return make_codec(
         layout.features,
         hidden_size=layout.hidden_size,
         num_taps=len(layout.taps),
         dtype=getattr(torch, layout.dtype),
+        channels=channels,
     )
 
 

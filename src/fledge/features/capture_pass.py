@@ -24,6 +24,7 @@ from fledge.features.target_rows import describe_rows
 from fledge.models.target import Target
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import TargetRows
+from fledge.store.channels import Channels
 from fledge.store.corpus_shard import Sample
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.vocab_map import VocabMap
@@ -104,11 +105,18 @@ def _cut_out(piece: _Piece, arrays: dict[str, NDArray[Any]]) -> EncodedSample:
 class PassRunner:
     """Reads samples with one target, as one layout keeps them."""
 
-    def __init__(self, target: Target, layout: FeatureLayout, vocab_map: VocabMap) -> None:
+    def __init__(
+        self,
+        target: Target,
+        layout: FeatureLayout,
+        channels: Channels | None,
+        vocab_map: VocabMap,
+    ) -> None:
         self._target = target
         self._layout = layout
         self._readout = target.readout
-        self._taps_codec, self._final_codec = taps_codec(layout), final_codec(layout)
+        self._taps_codec = taps_codec(layout, channels)
+        self._final_codec = final_codec(layout)
         self._draft_ids = torch.from_numpy(vocab_map.target_ids).to(target.device)
         self._copies = _side_stream(target.device)
 

@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
+from fledge.store.channels import CHANNELS_NAME, Channels
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.feature_shard import read_head, unpack_arrays
@@ -79,6 +80,14 @@ class FeatureStore:
     def vocab_map(self) -> VocabMap:
         content = _read_whole(self.place, self.manifest, VOCAB_MAP_NAME)
         return VocabMap.decode(content, self.place.file(VOCAB_MAP_NAME))
+
+    @cached_property
+    def channels(self) -> Channels | None:
+        """What features are decoded with; None where they are stored exactly."""
+        if self.layout.features == "exact":
+            return None
+        content = _read_whole(self.place, self.manifest, CHANNELS_NAME)
+        return Channels.decode(content, self.place.file(CHANNELS_NAME), self.layout.row_width)
 
     def read(self, place: int) -> EncodedSample:
         """A sample by its place in this store, not by its number in the corpus."""

@@ -11,12 +11,14 @@ with FeatureWriter.open("features", plan, vocab_map) as writer:
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fledge.contracts.errors import MismatchError
+from fledge.contracts.errors import ArtifactError, MismatchError
+from fledge.store.channels import CHANNELS_NAME, Channels
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.feature_shard import ShardHead, ShardNote, encode_shard, read_head
@@ -26,6 +28,7 @@ from fledge.store.places import open_place
 from fledge.store.stage_directory import StageDirectory, open_stage_at
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
 
+_HEADS_AT_ONCE = 8
 _PREFIX, _SUFFIX = "shard-", ".safetensors"
 
 
@@ -54,8 +57,11 @@ class FeatureWriter:
         self.layout = FeatureLayout.from_json(stage.plan.identity["features"], str(self._place))
         self._heads: dict[int, ShardHead] = {}
         if not stage.is_finished:
-            for number, (name, size) in shard_names(self._place).items():
-                self._heads[number] = self._read_own(name, size)
+            found = shard_names(self._place)
+            # In an object store each takes a round trip.
+            with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+                heads = pool.map(lambda file: self._read_own(*file), found.values())
+                self._heads.update(zip(found, heads, strict=True))
 
     @classmethod
     @contextmanager
@@ -84,6 +90,24 @@ class FeatureWriter:
     def tallies(self) -> dict[int, Mapping[str, Any]]:
         """What `write_shard` was told beside each finished shard, in this run or before."""
         return {number: self._heads[number].note.tally for number in sorted(self._heads)}
+
+    @property
+    def channels(self) -> Channels | None:
+        """What the shards are coded with; None where features are stored exactly."""
+        if self.layout.features == "exact":
+            return None
+        content, width = self._place.read(CHANNELS_NAME), self.layout.row_width
+        if content is None:
+            raise ArtifactError(
+                f"{self._place.file(CHANNELS_NAME)} is gone, and the features beside it were coded "
+                "with it; capture into a new directory."
+            )
+        return Channels.decode(content, self._place.file(CHANNELS_NAME), width)
+
+    @channels.setter
+    def channels(self, channels: Channels) -> None:
+        assert not self.finished
+        self._place.replace(CHANNELS_NAME, channels.encode())
 
     def write_shard(
         self,
@@ -115,6 +139,9 @@ class FeatureWriter:
             INDEX_NAME: FeatureIndex.gather(heads).encode(),
             VOCAB_MAP_NAME: self._vocab_map.encode(),
         }
+        channels = self.channels
+        if channels is not None:
+            whole[CHANNELS_NAME] = channels.encode()
         for name, content in whole.items():
             self._place.replace(name, content)
             sha256 = hashlib.sha256(content).hexdigest()

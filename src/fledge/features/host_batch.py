@@ -17,7 +17,7 @@ from torch import Tensor
 from fledge.features.capture_layout import FINAL, TAPS, final_codec, taps_codec
 from fledge.features.feature_store import FeatureStore
 from fledge.features.label_rows import label_rows
-from fledge.ops.documents import make_documents
+from fledge.ops.documents import Documents, make_documents
 from fledge.ops.feature_codec import Codec
 from fledge.ops.micro_batch import MicroBatch, TargetRows
 from fledge.store.feature_layout import EncodedSample, FeatureLayout, Part
@@ -104,10 +104,11 @@ def _lay(
 class BatchDecoder:
     """Turns joined samples into what a trainer reads, on one device."""
 
-    def __init__(self, layout: FeatureLayout, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, store: FeatureStore, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
-        self._taps = taps_codec(layout)
-        self._final = final_codec(layout)
+        self._is_centered = store.channels is not None
+        self._taps = taps_codec(store.layout, store.channels)
+        self._final = final_codec(store.layout)
 
     @torch.no_grad()
     def decode(self, host: HostBatch) -> MicroBatch:
@@ -117,11 +118,12 @@ class BatchDecoder:
         }
         logprobs = parts.get("top.logprobs")
         top_ids = parts.get("top.ids")
+        documents = make_documents(host.lengths, self._device)
         return MicroBatch(
             token_ids_T=parts["token_ids"].long(),
             loss_mask_T=parts["loss_mask"].bool(),
-            documents=make_documents(host.lengths, self._device),
-            features_TF=self._decoded(TAPS, self._taps, parts),
+            documents=documents,
+            features_TF=self._features(documents, parts),
             targets=TargetRows(
                 rows_R=parts[_ROWS].long(),
                 greedy_R=parts["greedy"].long(),
@@ -132,6 +134,14 @@ class BatchDecoder:
             ),
             sample_numbers=host.sample_numbers,
         )
+
+    def _features(self, documents: Documents, parts: Mapping[str, Tensor]) -> Tensor:
+        features_TF = self._decoded(TAPS, self._taps, parts)
+        if self._is_centered:
+            # The last two tokens of a sample have no features, and nothing decodes to the centers.
+            stops_N = torch.tensor(documents.starts[1:]).to(self._device, non_blocking=True)
+            features_TF.index_fill_(0, torch.cat([stops_N - 1, stops_N - 2]), 0)
+        return features_TF
 
     def _decoded(self, prefix: str, codec: Codec, parts: Mapping[str, Tensor]) -> Tensor:
         named = {name: parts[f"{prefix}.{name}"] for name in codec.parts}

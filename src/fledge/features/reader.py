@@ -83,7 +83,7 @@ def read_batches(
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Iterator[MicroBatch]:
     """Batches of chosen samples, given by their places in the store."""
-    decoder = BatchDecoder(store.layout, device, dtype)
+    decoder = BatchDecoder(store, device, dtype)
     is_pinned = device.type == "cuda"
     costs = [host_bytes(store, batch) for batch in places]
     loaded = read_ahead(

@@ -1,15 +1,17 @@
 """Hidden states as few bytes: exact, or rotated, scaled by block and rounded to 8, 6, 5 or 4 bits.
 
-A tap's H values are cut into blocks. Each block is rotated by a fixed orthogonal matrix, so that a
-channel a thousand times larger than its neighbours is spread over all of them and what is left
-looks Gaussian; it is divided by its root mean square; and each value is rounded to one of 2**bits
-levels made for a Gaussian. Stored are the levels' numbers (`bit_planes`) and one number a block.
+Each channel is first put in units of its own spread, where `Channels` are given: real targets have
+channels a thousand times larger than others, and every one of them should lose the same share. A
+tap's H values are then cut into blocks. Each block is rotated by a fixed orthogonal matrix, so that
+what is still large is spread over all of it and the whole looks Gaussian; it is divided by its root
+mean square; and each value is rounded to one of 2**bits levels made for a Gaussian.
 
     row            values of tap 0 | zeros up to whole blocks | values of tap 1 | ...
     "codes"        uint8, `bit_planes.pack` over all blocks of the row
     "scales"       float16, one a block: the square root of the block's root mean square, so that
                    float16 reaches from 4e-15 to 4e9
     decoded block  scale**2 * centroids(bits)[codes] @ rotation_matrix(block)
+    decoded row    center + spread * (its blocks without the zeros)
 
 A row's bytes do not depend on the rows beside it, nor on the device: the rotation adds and
 subtracts whole numbers small enough for float32 to be exact in any order.
@@ -37,6 +39,7 @@ from fledge.contracts.feature_formats import (
     padded_size,
 )
 from fledge.ops import bit_planes
+from fledge.store.channels import Channels
 
 SIGN_BITS = 0x243F6A8885A308D313198A2E03707344
 """The first 128 binary digits of pi behind the point: signs that nobody chose."""
@@ -115,8 +118,18 @@ class ExactCodec(Codec):
 class RotatedCodec(Codec):
     """Rotated blocks, one scale each, a few bits a value."""
 
-    def __init__(self, name: FeatureFormat, *, hidden_size: int, num_taps: int):
+    def __init__(
+        self,
+        name: FeatureFormat,
+        *,
+        hidden_size: int,
+        num_taps: int,
+        channels: Channels | None = None,
+    ):
         super().__init__(name, num_taps * hidden_size)
+        assert channels is None or len(channels) == self.width
+        self._channels = channels
+        self._channels_on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
         self.bits = FORMAT_BITS[name]
         self.hidden_size = hidden_size
         self.num_taps = num_taps
@@ -135,6 +148,9 @@ class RotatedCodec(Codec):
     def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
         assert rows_TN.shape[1] == self.width
         constants = _constants(self.bits, self.block, rows_TN.device)
+        if self._channels is not None:
+            center_N, _, inverse_N = self._on(self._channels, rows_TN.device)
+            rows_TN = (rows_TN.float() - center_N) * inverse_N
         codes_GK, scales_G = quantise(self._blocks(rows_TN), constants)
         num_rows = len(rows_TN)
         return {
@@ -151,10 +167,28 @@ class RotatedCodec(Codec):
             codes_TN.view(-1, self.block), scales_TG.reshape(-1), constants, product_dtype
         )
         padded = values_GK.view(len(codes_TB), self.num_taps, self.padded_size)
-        return padded[..., : self.hidden_size].reshape(len(codes_TB), self.width).to(dtype)
+        rows_TN = padded[..., : self.hidden_size].reshape(len(codes_TB), self.width)
+        if self._channels is not None:
+            center_N, spread_N, _ = self._on(self._channels, codes_TB.device)
+            rows_TN = torch.addcmul(center_N, rows_TN.float(), spread_N)
+        return rows_TN.to(dtype)
 
     def is_finite_T(self, parts: Mapping[str, Tensor]) -> Tensor:
         return parts["scales"].isfinite().all(dim=1)
+
+    def _on(self, channels: Channels, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Center, spread and what is multiplied with instead of dividing by it."""
+        if device not in self._channels_on:
+            center_N, spread_N = (
+                torch.from_numpy(part.copy()) for part in (channels.center, channels.spread)
+            )
+            inverse_N = 1 / spread_N  # here, so that every device has the same
+            self._channels_on[device] = (
+                center_N.to(device),
+                spread_N.to(device),
+                inverse_N.to(device),
+            )
+        return self._channels_on[device]
 
     def _blocks(self, rows_TN: Tensor) -> Tensor:
         missing = self.padded_size - self.hidden_size
@@ -165,12 +199,17 @@ class RotatedCodec(Codec):
 
 
 def make_codec(
-    name: FeatureFormat, *, hidden_size: int, num_taps: int, dtype: torch.dtype
+    name: FeatureFormat,
+    *,
+    hidden_size: int,
+    num_taps: int,
+    dtype: torch.dtype,
+    channels: Channels | None = None,
 ) -> Codec:
     """The codec of a format for `num_taps` hidden states side by side; `dtype` is the target's."""
     if name == "exact":
         return ExactCodec(num_taps * hidden_size, dtype)
-    return RotatedCodec(name, hidden_size=hidden_size, num_taps=num_taps)
+    return RotatedCodec(name, hidden_size=hidden_size, num_taps=num_taps, channels=channels)
 
 
 def rotation_matrix(block: int) -> Tensor:

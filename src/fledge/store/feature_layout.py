@@ -95,6 +95,11 @@ class FeatureLayout:
     """The parts that a codec makes, by name: `taps.codes`, `final.values` and so on."""
 
     @property
+    def row_width(self) -> int:
+        """Values of a row of features."""
+        return len(self.taps) * self.hidden_size
+
+    @property
     def parts(self) -> dict[str, Part]:
         """Everything that is stored of a sample."""
         ids = token_dtype(self.vocab_size)

@@ -23,7 +23,7 @@ class OfflineSource:
         """Rows are decoded to `dtype`."""
         self.device = device
         self._store = store
-        self._decoder = BatchDecoder(store.layout, device, dtype)
+        self._decoder = BatchDecoder(store, device, dtype)
         self._places = _in_corpus_order(store)
         self.samples = list_features(store)
 

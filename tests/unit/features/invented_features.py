@@ -14,6 +14,7 @@ from fledge.features.capture_layout import FINAL, TAPS, final_codec, make_layout
 from fledge.features.capture_plan import TargetSizes
 from fledge.features.feature_store import FeatureStore
 from fledge.features.feature_writer import FeatureWriter
+from fledge.store.channels import Channels
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.manifest import FEATURES, Plan
 from fledge.store.vocab_map import VocabMap, choose_vocabulary
@@ -42,6 +43,14 @@ def invent_layout(
     return make_layout(settings, (2, 5, 8), sizes, dtype)
 
 
+def invent_channels(layout: FeatureLayout) -> Channels | None:
+    """None where features are stored exactly."""
+    if layout.features == "exact":
+        return None
+    numbers = np.linspace(0.5, 2, layout.row_width, dtype=np.float32)
+    return Channels(numbers - 1, numbers)
+
+
 def invent_sample(layout: FeatureLayout, number: int, num_tokens: int) -> EncodedSample:
     """The same for the same arguments."""
     chance = torch.Generator().manual_seed(number)
@@ -56,7 +65,8 @@ def invent_sample(layout: FeatureLayout, number: int, num_tokens: int) -> Encode
     def ids(limit: int, *shape: int) -> NDArray[Any]:
         return torch.randint(0, limit, shape, generator=chance).numpy()
 
-    rows = _named(TAPS, taps_codec(layout).encode(numbers(num_tokens - 2, NUM_TAPS * size)))
+    taps = taps_codec(layout, invent_channels(layout))
+    rows = _named(TAPS, taps.encode(numbers(num_tokens - 2, NUM_TAPS * size)))
     codec = final_codec(layout)
     if codec is not None:
         rows |= _named(FINAL, codec.encode(numbers(num_labels, size)))
@@ -102,6 +112,9 @@ def write_features(
     per_shard: int = 4,
 ) -> FeatureStore:
     with FeatureWriter.open(address, invent_plan(layout), vocabulary()) as writer:
+        channels = invent_channels(layout)
+        if channels is not None and not writer.finished:
+            writer.channels = channels
         for number, start in enumerate(range(0, len(samples), per_shard)):
             if number not in writer.finished:
                 writer.write_shard(number, samples[start : start + per_shard], {"shard": number})

@@ -19,6 +19,7 @@ from fledge.store.manifest import MANIFEST_NAME, Plan
 from fledge.store.stage_directory import open_stage
 from tests.unit.features.invented_features import (
     assert_same,
+    invent_channels,
     invent_layout,
     invent_plan,
     invent_samples,
@@ -106,6 +107,7 @@ def test_the_same_samples_give_the_same_bytes(finished: Path, tmp_path: Path) ->
 def test_work_goes_on_where_it_stopped(finished: Path, tmp_path: Path) -> None:
     plan = invent_plan(LAYOUT)
     with FeatureWriter.open(tmp_path, plan, vocabulary()) as writer:
+        writer.channels = invent_channels(LAYOUT)
         writer.write_shard(2, SAMPLES[8:], {"shard": 2})
     (tmp_path / ".shard-00000.safetensors.tmp").write_bytes(b"half a sh")
     with pytest.raises(ArtifactError, match=r"has no manifest.json: it is unfinished"):

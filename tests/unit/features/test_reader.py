@@ -22,7 +22,12 @@ from fledge.features.read_ahead import read_ahead
 from fledge.features.reader import FeatureReader, read_batches
 from fledge.ops.micro_batch import MicroBatch
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
-from tests.unit.features.invented_features import invent_layout, invent_samples, write_features
+from tests.unit.features.invented_features import (
+    invent_channels,
+    invent_layout,
+    invent_samples,
+    write_features,
+)
 
 LAYOUT = invent_layout()
 SAMPLES = invent_samples(LAYOUT, 30)
@@ -44,7 +49,7 @@ def assert_holds(
     batch: MicroBatch, samples: dict[int, EncodedSample], layout: FeatureLayout
 ) -> None:
     """Each document of a batch against its sample, decoded alone."""
-    taps, final = taps_codec(layout), final_codec(layout)
+    taps, final = taps_codec(layout, invent_channels(layout)), final_codec(layout)
     dtype = getattr(torch, layout.dtype)
     label = 0
     starts = batch.documents.starts
