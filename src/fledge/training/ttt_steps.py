@@ -62,4 +62,4 @@ def _after(head: Eagle3Head, residual_TD: Tensor, attended_THD: Tensor) -> HeadO
 @cache
 def _compiled_halves() -> tuple[_Before, _After]:
     """Attention stays outside: it is a kernel of its own, with its own backward pass."""
-    return torch.compile(_before, fullgraph=True), torch.compile(_after, fullgraph=True)
+    return torch.compile(_before), torch.compile(_after)
