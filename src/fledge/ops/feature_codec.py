@@ -22,31 +22,20 @@ Legend: T rows, N values of a row, G blocks of a row, K values of a block, B byt
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import lru_cache
-from statistics import NormalDist
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fledge.contracts.capture_settings import FeatureFormat
 from fledge.contracts.errors import ArtifactError
-from fledge.contracts.feature_formats import (
-    FORMAT_BITS,
-    MAX_BLOCK,
-    MIN_BLOCK,
-    block_size,
-    padded_size,
-)
+from fledge.contracts.feature_formats import FORMAT_BITS, block_size, padded_size
 from fledge.ops import bit_planes
+from fledge.ops.codec_tables import Tables, tables_on
 from fledge.store.channels import Channels
-
-SIGN_BITS = 0x243F6A8885A308D313198A2E03707344
-"""The first 128 binary digits of pi behind the point: signs that nobody chose."""
 
 _GRID_BITS = 16
 """Values become whole numbers below 2**16; 128 of them add up to less than 2**24, float32's last
-exact whole number. The error is 1/100 of that of 8 bits even when one value holds everything."""
+exact whole number. The error is below a fiftieth of that of 8 bits even when one value holds all."""
 
 _EXPONENT_MASK = 0x7F800000
 """The bits of a float32 that say which power of two it begins with."""
@@ -147,11 +136,11 @@ class RotatedCodec(Codec):
 
     def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
         assert rows_TN.shape[1] == self.width
-        constants = _constants(self.bits, self.block, rows_TN.device)
+        tables = tables_on(self.bits, self.block, rows_TN.device)
         if self._channels is not None:
             center_N, _, inverse_N = self._on(self._channels, rows_TN.device)
             rows_TN = (rows_TN.float() - center_N) * inverse_N
-        codes_GK, scales_G = quantise(self._blocks(rows_TN), constants)
+        codes_GK, scales_G = quantise(self._blocks(rows_TN), tables)
         num_rows = len(rows_TN)
         return {
             "codes": bit_planes.pack(codes_GK.view(num_rows, -1), self.bits),
@@ -160,11 +149,11 @@ class RotatedCodec(Codec):
 
     def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         codes_TB, scales_TG = parts["codes"], parts["scales"]
-        constants = _constants(self.bits, self.block, codes_TB.device)
+        tables = tables_on(self.bits, self.block, codes_TB.device)
         codes_TN = bit_planes.unpack(codes_TB, self.bits, self.num_taps * self.padded_size)
         product_dtype = dtype if dtype is torch.bfloat16 else torch.float32
         values_GK = dequantise(
-            codes_TN.view(-1, self.block), scales_TG.reshape(-1), constants, product_dtype
+            codes_TN.view(-1, self.block), scales_TG.reshape(-1), tables, product_dtype
         )
         padded = values_GK.view(len(codes_TB), self.num_taps, self.padded_size)
         rows_TN = padded[..., : self.hidden_size].reshape(len(codes_TB), self.width)
@@ -212,48 +201,7 @@ def make_codec(
     return RotatedCodec(name, hidden_size=hidden_size, num_taps=num_taps, channels=channels)
 
 
-def rotation_matrix(block: int) -> Tensor:
-    """The orthogonal matrix R [K, K], float32: a block x is stored as x @ R.T and decoded by @ R.
-
-    R[i, j] = s(j) * (-1)**popcount(i & j) / sqrt(K), a Hadamard matrix with signs; s(j) is -1 where
-    binary digit j of pi behind the point is 1 (`SIGN_BITS`, its highest bit is digit 0).
-    """
-    return _signed_hadamard(block) / math.sqrt(block)
-
-
-def centroids(bits: int) -> Tensor:
-    """The values that codes stand for, float32, ascending: the mean of a Gaussian in each cell."""
-    gauss = NormalDist()
-    edges = [-math.inf, *thresholds(bits).tolist(), math.inf]
-    means = []
-    for low, high in zip(edges, edges[1:], strict=False):
-        # Far out the two tails differ by less than a double can tell: count from the near end.
-        near, far = (low, high) if low >= 0 else (-high, -low)
-        mass = gauss.cdf(-near) - gauss.cdf(-far)
-        mean = (gauss.pdf(near) - gauss.pdf(far)) / mass
-        means.append(mean if low >= 0 else -mean)
-    return torch.tensor(means, dtype=torch.float32)
-
-
-def thresholds(bits: int) -> Tensor:
-    """Where one code ends and the next begins, float32 [2**bits - 1].
-
-    They cut a Gaussian of variance 3 into equally probable cells: the density of levels that is
-    best for one of variance 1 when there are many.
-    """
-    wide = NormalDist(sigma=math.sqrt(3))
-    return torch.tensor([wide.inv_cdf(i / 2**bits) for i in range(1, 2**bits)], dtype=torch.float32)
-
-
-class Constants(NamedTuple):
-    """Tables of one codec on one device."""
-
-    hadamard_KK: Tensor
-    thresholds: Tensor
-    centroids: Tensor
-
-
-def quantise(blocks_GK: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
+def quantise(blocks_GK: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """Codes uint8 [G, K] and scales float16 [G]; scales are NaN where something is not finite."""
     block = blocks_GK.shape[1]
     exact_GK = blocks_GK.float()
@@ -262,7 +210,7 @@ def quantise(blocks_GK: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
     power_G = (largest_G.view(torch.int32) & _EXPONENT_MASK).view(torch.float32)
     step_G = power_G.clamp_min(_LEAST_POWER) * 2.0 ** (1 - _GRID_BITS)
     whole_GK = (exact_GK * (1 / step_G)[:, None]).round()
-    rotated_GK = whole_GK @ constants.hadamard_KK.T
+    rotated_GK = whole_GK @ tables.hadamard_KK.T
 
     # In float64 the sum of squares of whole numbers is exact too.
     norm_G = torch.linalg.vector_norm(rotated_GK, dim=1, dtype=torch.float64)
@@ -270,29 +218,14 @@ def quantise(blocks_GK: Tensor, constants: Constants) -> tuple[Tensor, Tensor]:
     scales_G = torch.where(largest_G.isfinite(), roots_G, math.nan).half()
     divisor_G = scales_G.float().square() * math.sqrt(block) / step_G
     unit_GK = rotated_GK * torch.where(divisor_G > 0, 1 / divisor_G, 0)[:, None]
-    codes_GK = torch.bucketize(unit_GK, constants.thresholds, out_int32=True, right=True)
+    codes_GK = torch.bucketize(unit_GK, tables.thresholds, out_int32=True, right=True)
     return codes_GK.to(torch.uint8), scales_G
 
 
 def dequantise(
-    codes_GK: Tensor, scales_G: Tensor, constants: Constants, product_dtype: torch.dtype
+    codes_GK: Tensor, scales_G: Tensor, tables: Tables, product_dtype: torch.dtype
 ) -> Tensor:
     """Values [G, K] of what `quantise` returned."""
     factor_G = scales_G.float().square() / math.sqrt(codes_GK.shape[1])
-    rotated_GK = constants.centroids[codes_GK.int()] * factor_G[:, None]
-    return rotated_GK.to(product_dtype) @ constants.hadamard_KK.to(product_dtype)
-
-
-def _signed_hadamard(block: int) -> Tensor:
-    assert MIN_BLOCK <= block <= MAX_BLOCK
-    rows = torch.ones(1, 1)
-    while len(rows) < block:
-        rows = torch.cat([torch.cat([rows, rows], 1), torch.cat([rows, -rows], 1)])
-    digits = f"{SIGN_BITS:0{MAX_BLOCK}b}"[:block]
-    return rows * torch.tensor([-1.0 if digit == "1" else 1.0 for digit in digits])
-
-
-@lru_cache(maxsize=16)
-def _constants(bits: int, block: int, device: torch.device) -> Constants:
-    tables = (_signed_hadamard(block), thresholds(bits), centroids(bits))
-    return Constants(*(table.to(device) for table in tables))
+    rotated_GK = tables.centroids[codes_GK.int()] * factor_G[:, None]
+    return rotated_GK.to(product_dtype) @ tables.hadamard_KK.to(product_dtype)
