@@ -29,6 +29,7 @@ VERBS = (
     "tokenize",
     "capture",
     "train",
+    "sweep",
     "doctor",
 )
 """Each is a function of the same name in the module of the same name, in the order of the help."""

@@ -106,6 +106,11 @@ def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
         raise ConfigError(f"in {where or 'the recipe'}: {error}") from error
 
 
+def read_value(hint: Any, value: Any, *, where: str) -> Any:
+    """One value as a field of this type takes it; `where` names it in errors."""
+    return _convert(value, hint, where)
+
+
 def to_plain(settings: Any) -> Any:
     """Settings as JSON and TOML know them: dictionaries, lists, texts, numbers."""
     if dataclasses.is_dataclass(settings):

@@ -20,7 +20,7 @@ MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
 
 CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
-FEATURES, HEAD = "features", "head"
+FEATURES, HEAD, SWEEP = "features", "head", "sweep"
 """What directories hold."""
 
 _MADE_BY = {
@@ -29,6 +29,7 @@ _MADE_BY = {
     CORPUS: "tokenize",
     FEATURES: "capture",
     HEAD: "train",
+    SWEEP: "sweep",
 }
 
 
