@@ -30,6 +30,7 @@ VERBS = (
     "capture",
     "train",
     "sweep",
+    "serve",
     "doctor",
 )
 """Each is a function of the same name in the module of the same name, in the order of the help."""

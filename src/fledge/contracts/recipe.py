@@ -11,6 +11,7 @@ from fledge.contracts.data_settings import (
     RegenerateSettings,
     TokenizeSettings,
 )
+from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.sweep_settings import SweepSettings
 from fledge.contracts.toml_settings import override, read_settings, read_toml
 from fledge.contracts.train_settings import TrainSettings
@@ -28,6 +29,7 @@ class Recipe:
     tokenize: TokenizeSettings = field(default_factory=TokenizeSettings)
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    serve: ServeSettings = field(default_factory=ServeSettings)
     sweep: SweepSettings | None = None
 
 

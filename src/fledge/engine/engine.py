@@ -192,6 +192,13 @@ class Engine:
         return self._scheduler.has_work
 
     @property
+    def max_tokens(self) -> int:
+        """Most tokens that a prompt and its answer may have together."""
+        capacity, context_len = self._cache.capacity, self.target.context_len
+        # The last token is never read, so it needs no memory.
+        return context_len if capacity is None else min(context_len, capacity + 1)
+
+    @property
     def stats(self) -> EngineStats:
         """What has happened since the engine was made, and how things stand."""
         return self._cycle.stats.report(

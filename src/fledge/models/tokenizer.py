@@ -62,6 +62,11 @@ class TargetTokenizer:
     def num_tokens(self) -> int:
         return len(self._tokenizer)
 
+    def spelling(self, token_id: int) -> str:
+        """A token as the vocabulary writes it, spaces and bytes in disguise."""
+        found = self._tokenizer.convert_ids_to_tokens(token_id)
+        return "" if found is None else str(found)
+
     @cached_property
     def largest_token_id(self) -> int:
         return max(self._tokenizer.get_vocab().values(), default=-1)
@@ -120,10 +125,13 @@ class TargetTokenizer:
         )
         return [[int(token) for token in ids] for ids in encoded["input_ids"]]
 
-    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of a conversation, ready for the target's answer."""
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Tools = (), **variables: Any
+    ) -> list[int]:
+        """Ids of a conversation, ready for the target's answer; templates may know variables."""
+        text = self.render(messages, tools, **{"add_generation_prompt": True, **variables})
         # The template writes the special tokens itself: adding them again would double the BOS.
-        return self.encode_all([self.render(messages, tools, add_generation_prompt=True)])[0]
+        return self.encode_all([text])[0]
 
     def encode_prompt(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Ids of a user's prompt: as a chat when the target has a template, unless `raw`."""
@@ -132,13 +140,16 @@ class TargetTokenizer:
         return self.encode_chat([{"role": "user", "content": prompt}])
 
     def render(
-        self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        add_generation_prompt: bool,
+        **variables: Any,
     ) -> str:
         """A conversation as the template writes it, ready for the target's answer or not."""
-        text = self._apply(
-            messages, tools, add_generation_prompt=add_generation_prompt, tokenize=False
-        )
-        return str(text)
+        options = {**variables, "add_generation_prompt": add_generation_prompt, "tokenize": False}
+        return str(self._apply(messages, tools, **options))
 
     def marks_generation(self, tools: Tools = ()) -> bool:
         """Whether the template itself says what the assistant wrote."""

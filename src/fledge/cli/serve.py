@@ -1,0 +1,159 @@
+"""`fledge serve`: OpenAI's API over the engine."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fledge.cli import options
+from fledge.cli.render import say
+from fledge.contracts.errors import ConfigError
+from fledge.contracts.recipe import load_recipe
+from fledge.contracts.settings import EngineSettings, TreeSettings
+
+_SERVER = "Server"
+
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Address to listen on; not given, only this machine reaches it.",
+        rich_help_panel=_SERVER,
+    ),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        metavar="N",
+        help="Port to listen on, 8000 unless told otherwise; 0 takes any free one.",
+        rich_help_panel=_SERVER,
+    ),
+]
+ModelNameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-name",
+        metavar="NAME",
+        help="What clients call the target; may be given several times.",
+        rich_help_panel=_SERVER,
+    ),
+]
+KeysOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys",
+        metavar="FILE",
+        help="API keys, one a line; read again when the file changes.",
+        rich_help_panel=_SERVER,
+    ),
+]
+MaxRequestsOption = Annotated[
+    int,
+    typer.Option(
+        "--max-requests",
+        metavar="N",
+        help="Answers made at the same time; further ones wait.",
+        rich_help_panel=_SERVER,
+    ),
+]
+CacheTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--cache-tokens",
+        metavar="N",
+        help="Tokens of cache memory for all requests; 0 takes what the device can give.",
+        rich_help_panel=_SERVER,
+    ),
+]
+LogPromptsOption = Annotated[
+    bool,
+    typer.Option(
+        "--log-prompts",
+        help="Write prompts and answers into the log.",
+        rich_help_panel=_SERVER,
+    ),
+]
+OwnTargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="The model to serve: a built-in name, a local directory, a GGUF file or a Hugging "
+        "Face id; by default that of the recipe.",
+        rich_help_panel="Target and head",
+    ),
+]
+
+
+def serve(
+    target: OwnTargetOption = None,
+    head: options.HeadOption = options.NO_HEAD,
+    dtype: options.DtypeOption = "auto",
+    device: options.DeviceOption = "auto",
+    host: HostOption = None,
+    port: PortOption = None,
+    model_name: ModelNameOption = None,
+    api_keys: KeysOption = None,
+    max_requests: MaxRequestsOption = options.ENGINE.max_requests,
+    cache_tokens: CacheTokensOption = options.ENGINE.cache_tokens,
+    log_prompts: LogPromptsOption = False,
+    depth: options.DepthOption = options.TREE.depth,
+    width: options.WidthOption = options.TREE.width,
+    budget: options.BudgetOption = options.TREE.budget,
+    accept: options.AcceptOption = options.ENGINE.accept,
+    controller: options.ControllerOption = options.ENGINE.controller,
+    recipe: options.RecipeOption = None,
+    assignments: options.SetOption = None,
+) -> None:
+    """Serve a target over OpenAI's API.
+
+    Chats, completions, streaming, logprobs and tools at /v1; figures at /metrics and
+    /v1/speculation. Limits and time-outs are settings of the recipe's table serve. The log, one
+    JSON object a line, goes to stderr. SIGTERM lets running answers finish.
+
+    Example: [cyan]fledge serve --target smollm2-135m-instruct --port 8000[/cyan]
+    """
+    given = {
+        "host": host,
+        "port": port,
+        "model_names": tuple(model_name) if model_name else None,
+        "api_keys_file": str(api_keys.expanduser()) if api_keys is not None else None,
+        "log_prompts": log_prompts or None,
+    }
+    chosen = load_recipe(recipe, assignments or ())
+    settings = replace(chosen.serve, **_filled(given))
+    engine_settings = EngineSettings(
+        tree=TreeSettings(depth=depth, width=width, budget=budget),
+        accept=accept,
+        controller=controller,
+        max_requests=max_requests,
+        cache_tokens=cache_tokens,
+    )
+    try:
+        from fledge.server.logs import json_logs
+        from fledge.server.serving import serve as run_server
+        from fledge.server.wire import EngineChoice
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fledge"):
+            raise
+        raise ConfigError(
+            f"serving needs the package {error.name}, which is not installed: "
+            "pip install 'fledge[serve]'."
+        ) from error
+    choice = EngineChoice(
+        target=target or chosen.target,
+        head=options.head_directory(head),
+        dtype=dtype,
+        device=device,
+        settings=engine_settings,
+    )
+    with json_logs():
+        run_server(choice, settings, lambda url: say(f"{choice.target} is served at {url}/v1"))
+
+
+def _filled(given: dict[str, Any]) -> dict[str, Any]:
+    """What was typed; the rest is the recipe's."""
+    return {name: value for name, value in given.items() if value is not None}
