@@ -58,7 +58,8 @@ def _pack_plane(codes_TN: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return codes_TN
     num_runs = 8 // bits
-    runs = (codes_TN & (2**bits - 1)).view(len(codes_TN), num_runs, -1)
+    num_rows, num_values = codes_TN.shape
+    runs = (codes_TN & (2**bits - 1)).view(num_rows, num_runs, num_values // num_runs)
     # The runs use different bits, so that their sum is their union.
     shifted: Tensor = runs << _shifts(num_runs, bits, codes_TN.device)
     return shifted.sum(dim=1, dtype=torch.uint8)
@@ -70,7 +71,7 @@ def _unpack_plane(plane_TB: Tensor, bits: int) -> Tensor:
     num_runs = 8 // bits
     runs: Tensor = plane_TB[:, None, :] >> _shifts(num_runs, bits, plane_TB.device)
     values: Tensor = runs & (2**bits - 1)
-    return values.reshape(len(plane_TB), -1)
+    return values.flatten(start_dim=1)
 
 
 def _columns(bytes_TB: Tensor, widths: list[int]) -> Iterator[Tensor]:

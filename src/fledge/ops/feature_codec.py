@@ -35,7 +35,8 @@ from fledge.store.channels import Channels
 
 _GRID_BITS = 16
 """Values become whole numbers below 2**16; 128 of them add up to less than 2**24, float32's last
-exact whole number. The error is below a fiftieth of that of 8 bits even when one value holds all."""
+exact whole number. Their error is below a fiftieth of that of 8 bits even when one value holds
+everything."""
 
 _EXPONENT_MASK = 0x7F800000
 """The bits of a float32 that say which power of two it begins with."""
@@ -141,11 +142,9 @@ class RotatedCodec(Codec):
             center_N, _, inverse_N = self._on(self._channels, rows_TN.device)
             rows_TN = (rows_TN.float() - center_N) * inverse_N
         codes_GK, scales_G = quantise(self._blocks(rows_TN), tables)
-        num_rows = len(rows_TN)
-        return {
-            "codes": bit_planes.pack(codes_GK.view(num_rows, -1), self.bits),
-            "scales": scales_G.view(num_rows, -1),
-        }
+        codes_TN = codes_GK.view(len(rows_TN), self.num_taps * self.padded_size)
+        scales_TG = scales_G.view(len(rows_TN), codes_TN.shape[1] // self.block)
+        return {"codes": bit_planes.pack(codes_TN, self.bits), "scales": scales_TG}
 
     def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         codes_TB, scales_TG = parts["codes"], parts["scales"]
