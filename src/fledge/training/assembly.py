@@ -100,11 +100,13 @@ def assemble(
 def _source(
     given: TrainInput, settings: TrainSettings, target: Target, draft_ids_V: Tensor
 ) -> Source:
+    padded_to = settings.micro_tokens if given.device.type == "cuda" else None
     if isinstance(given.inside, FeatureStore):
-        return OfflineSource(
-            given.inside, device=given.device, dtype=_compute_dtype(settings, target)
-        )
-    return OnlineSource(given.inside, given.samples, target, given.taps, draft_ids_V)
+        dtype = _compute_dtype(settings, target)
+        return OfflineSource(given.inside, device=given.device, dtype=dtype, padded_to=padded_to)
+    return OnlineSource(
+        given.inside, given.samples, target, given.taps, draft_ids_V, padded_to=padded_to
+    )
 
 
 def _module(

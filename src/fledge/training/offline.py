@@ -13,15 +13,23 @@ from numpy.typing import NDArray
 from fledge.features.feature_store import FeatureStore
 from fledge.features.host_batch import BatchDecoder, HostBatch, load_batch
 from fledge.ops.micro_batch import MicroBatch
-from fledge.training.sources import Said, SampleTable
+from fledge.training.sources import Said, SampleTable, padded
 
 
 class OfflineSource:
     """Samples of a directory of features."""
 
-    def __init__(self, store: FeatureStore, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Rows are decoded to `dtype`."""
+    def __init__(
+        self,
+        store: FeatureStore,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        padded_to: int | None = None,
+    ) -> None:
+        """Rows are decoded to `dtype`, and batches filled up to `padded_to` tokens."""
         self.device = device
+        self._padded_to = padded_to
         self._store = store
         self._decoder = BatchDecoder(store, device, dtype)
         self._places = _in_corpus_order(store)
@@ -36,7 +44,7 @@ class OfflineSource:
         return load_batch(self._store, places, is_pinned=self.device.type == "cuda")
 
     def put(self, host: HostBatch) -> MicroBatch:
-        return self._decoder.decode(host)
+        return padded(self._decoder.decode(host), self._padded_to)
 
 
 def list_features(store: FeatureStore) -> SampleTable:

@@ -15,7 +15,7 @@ from fledge.models.target import Target
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch
 from fledge.store.corpus import Corpus
-from fledge.training.sources import Said, SampleTable
+from fledge.training.sources import Said, SampleTable, padded
 
 
 class OnlineSource:
@@ -28,8 +28,11 @@ class OnlineSource:
         target: Target,
         taps: Sequence[int],
         draft_ids_V: Tensor,
+        *,
+        padded_to: int | None = None,
     ) -> None:
-        """`samples` are those of `list_corpus`."""
+        """`samples` are those of `list_corpus`; batches are filled up to `padded_to` tokens."""
+        self._padded_to = padded_to
         self.samples = samples
         self._corpus, self._target, self._taps = corpus, target, tuple(taps)
         self._draft_ids_V = draft_ids_V.to(target.device)
@@ -69,7 +72,7 @@ class OnlineSource:
         }
         documents = make_documents(host.lengths, self.device)
         reading = self._target.read(tensors["token_ids"], documents, self._taps)
-        return MicroBatch(
+        batch = MicroBatch(
             token_ids_T=tensors["token_ids"],
             loss_mask_T=tensors["loss_mask"],
             documents=documents,
@@ -79,6 +82,7 @@ class OnlineSource:
             ),
             sample_numbers=host.sample_numbers,
         )
+        return padded(batch, self._padded_to)
 
 
 def list_corpus(corpus: Corpus) -> SampleTable:

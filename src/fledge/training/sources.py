@@ -10,15 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fledge.contracts.errors import ConfigError
 from fledge.features.host_batch import HostBatch
+from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch
 
 T = TypeVar("T")
@@ -131,3 +134,18 @@ def refuse_long_samples(samples: SampleTable, micro_tokens: int) -> None:
             f"corpus has {samples.lengths[longest]} tokens; use at least as many, or tokenize with "
             f"tokenize.max_tokens = {micro_tokens}."
         )
+
+
+def padded(batch: MicroBatch, num_tokens: int | None) -> MicroBatch:
+    """The same samples with padding behind them; compiled code likes all batches of one size."""
+    missing = (num_tokens or 0) - batch.documents.num_tokens
+    if missing <= 0:
+        return batch
+    device = batch.documents.device
+    return replace(
+        batch,
+        token_ids_T=F.pad(batch.token_ids_T, (0, missing)),
+        loss_mask_T=F.pad(batch.loss_mask_T, (0, missing)),
+        documents=make_documents(batch.documents.lengths, device, padded_to=num_tokens),
+        features_TF=F.pad(batch.features_TF, (0, 0, 0, missing)),
+    )
