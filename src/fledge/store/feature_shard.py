@@ -40,6 +40,7 @@ INDEX_TYPES = {
 }
 
 _METADATA = "fledge"
+_FIRST_READ_BYTES = 256 << 10
 _FILL = "fill"
 _SAFETENSORS = {
     "uint8": "U8",
@@ -229,10 +230,11 @@ def read_head(place: Place, name: str, size: int) -> ShardHead:
     try:
         if size < 8:
             raise ValueError(f"it has {size} bytes")
-        (header_len,) = struct.unpack("<Q", place.read_range(name, 0, 8).tobytes())
+        begin = place.read_range(name, 0, min(size, _FIRST_READ_BYTES))
+        (header_len,) = struct.unpack("<Q", begin[:8].tobytes())
         if header_len > size - 8:
             raise ValueError("its header is longer than the file")
-        table = json.loads(place.read_range(name, 8, header_len).tobytes())
+        table = json.loads(_extend(place, name, begin, 8 + header_len)[8:].tobytes())
         told = json.loads(table["__metadata__"][_METADATA])
         if told["layout"] != SHARD_LAYOUT:
             raise MismatchError(
@@ -252,7 +254,7 @@ def read_head(place: Place, name: str, size: int) -> ShardHead:
         )
         if not 8 + header_len <= head_len <= size:
             raise ValueError("its index is not in the file")
-        head = place.read_range(name, 0, head_len)
+        head = _extend(place, name, begin, head_len)
         index = {
             n: _take(head[8 + header_len :], entry, INDEX_TYPES[n]) for n, entry in entries.items()
         }
@@ -268,6 +270,11 @@ def read_head(place: Place, name: str, size: int) -> ShardHead:
             "capture again: only this file is made anew."
         )
     return ShardHead(note, index, num_bytes, hashlib.sha256(head.data).hexdigest())
+
+
+def _extend(place: Place, name: str, begin: NDArray[np.uint8], length: int) -> NDArray[np.uint8]:
+    """The first bytes of a file; read anew only where the beginning is too short."""
+    return begin[:length] if length <= len(begin) else place.read_range(name, 0, length)
 
 
 def _head_len(table: Mapping[str, Any], entries: Mapping[str, Any], data_start: int) -> int:

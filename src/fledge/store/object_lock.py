@@ -8,62 +8,74 @@ created and never replaced, so that two writers at once could only do the same w
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from fledge.contracts.errors import ArtifactError
-from fledge.store.object_store import explained
+from fledge.contracts.errors import ArtifactError, FledgeError
+from fledge.store.place import LOCK_NAME, Chunk
+
+
+class Lockable(Protocol):
+    """What a lock needs of an object store."""
+
+    def file(self, name: str) -> str: ...
+
+    def create(self, name: str, chunks: Sequence[Chunk]) -> bool: ...
+
+    def read_version(self, name: str) -> tuple[bytes, Any] | None: ...
+
+    def replace_version(self, name: str, content: bytes, version: Any) -> bool: ...
+
+    def remove(self, name: str) -> None: ...
 
 
 @contextmanager
-def locked_object(store: Any, key: str, file: str, directory: str) -> Iterator[None]:
-    """Hold the lock at `key` while the block runs."""
-    import obstore
-    from obstore.exceptions import AlreadyExistsError
-
+def hold_lock(place: Lockable) -> Iterator[None]:
+    """Hold the lock of a directory while the block runs."""
     mine = json.dumps(_describe_holder(), indent=2).encode()
-    with explained(file, "written"):
-        try:
-            obstore.put(store, key, mine, mode="create")
-        except AlreadyExistsError:
-            _take_over(store, key, mine, file, directory)
+    if not place.create(LOCK_NAME, [mine]):
+        _take_over(place, mine)
     try:
         yield
     finally:
-        with explained(file, "written"):
-            if bytes(obstore.get(store, key).bytes()) == mine:
-                obstore.delete(store, key)
+        # A store out of reach now has been reported, or all work is done; whoever comes next finds
+        # this process dead.
+        with suppress(FledgeError):
+            found = place.read_version(LOCK_NAME)
+            if found is not None and found[0] == mine:
+                place.remove(LOCK_NAME)
 
 
-def _take_over(store: Any, key: str, mine: bytes, file: str, directory: str) -> None:
-    import obstore
-    from obstore.exceptions import PreconditionError
-
-    found = obstore.get(store, key)
-    content = bytes(found.bytes())
-    version: Any = {name: found.meta[name] for name in ("e_tag", "version")}
+def _take_over(place: Lockable, mine: bytes) -> None:
+    found = place.read_version(LOCK_NAME)
+    if found is None:
+        raise _just_begun(place)
+    content, version = found
     if content == mine:
-        return  # written by a request whose answer was lost
+        return  # made by a request whose answer was lost
     try:
         holder = dict(json.loads(content))
     except (ValueError, TypeError):
         holder = {}
-    who = f"process {holder.get('process')} on {holder.get('host')}, since {holder.get('since')}"
     if not _is_dead(holder):
+        who = f"process {holder.get('process')} on {holder.get('host')}"
         raise ArtifactError(
-            f"another fledge process is writing {directory}: {who}. Wait for it, or choose another "
-            f"directory; if that process is no more, remove {file} and run again."
+            f"another fledge process is writing {place}: {who}, since {holder.get('since')}. Wait "
+            "for it, or choose another directory; if that process is no more, remove "
+            f"{place.file(LOCK_NAME)} and run again."
         )
-    try:
-        obstore.put(store, key, mine, mode=version)
-    except PreconditionError as error:
-        raise ArtifactError(
-            f"another fledge process has just begun to write {directory}; wait for it, or choose "
-            "another directory."
-        ) from error
+    if not place.replace_version(LOCK_NAME, mine, version):
+        raise _just_begun(place)
+
+
+def _just_begun(place: Lockable) -> ArtifactError:
+    return ArtifactError(
+        f"another fledge process has just begun or ended writing {place}; run again, or choose "
+        "another directory."
+    )
 
 
 def _describe_holder() -> dict[str, Any]:
@@ -100,4 +112,4 @@ def _is_dead(holder: dict[str, Any]) -> bool:
     machine = _machine()
     if machine is None or holder.get("machine") != machine:
         return False
-    return _start_time(int(holder.get("process", 0))) != holder.get("started")
+    return bool(_start_time(holder["process"]) != holder["started"])
