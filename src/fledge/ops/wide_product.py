@@ -1,5 +1,7 @@
 """Matrix products whose result is wider than their factors, not rounded in between on CUDA."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,19 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a product to a sum that may be wider than its factors."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda and total.dtype == torch.float32:
+    elif a.is_cuda and total.dtype == torch.float32 and _can_add_wider(a.dtype, a.device):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
-        total += a @ b
+        total += wide_product(a, b)
+
+
+@cache
+def _can_add_wider(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this torch adds a product to a wider sum in one go; older ones refuse."""
+    factor = torch.zeros((16, 16), dtype=dtype, device=device)
+    total = torch.zeros((16, 16), device=device)
+    try:
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return True
