@@ -19,6 +19,10 @@ from fledge.testing_language import save_language_corpus, save_language_target
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Without a GPU, kernels run in Triton's interpreter, which must be chosen before it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:

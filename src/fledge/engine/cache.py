@@ -175,12 +175,11 @@ class PagedCache:
             pool.share(source)
             (block,) = pool.take(1)
             seq.blocks[window].append(block)
-            from_L = source * self.block_size + slots_L
-            to_L = block * self.block_size + slots_L
-            if window in self.target_memory.pools:
-                self.target_memory.pools[window].move(from_L, to_L)
-            if window == self._head_window:
-                self.head_memory.move(from_L, to_L)
+            self._compact(
+                window,
+                (source * self.block_size + slots_L)[None],
+                (block * self.block_size + slots_L)[None],
+            )
             pool.give_back(source)
         self._write_table(seq, place)
         seq.kv_len += length
@@ -188,16 +187,21 @@ class PagedCache:
             seq.head_len = max(1, seq.kv_len)
 
     def move(
-        self, tables: BlockTables, requests: Tensor, from_numbers: Tensor, to_numbers: Tensor
+        self, tables: BlockTables, requests_BL: Tensor, from_BL: Tensor, to_BL: Tensor
     ) -> None:
-        """Copy entries of some requests from token numbers to token numbers, in every layer."""
+        """Copy entries from token numbers to token numbers in every layer, one request a row."""
         for window in self._pools:
-            from_slots = tables.slots(window, requests, from_numbers).flatten()
-            to_slots = tables.slots(window, requests, to_numbers).flatten()
-            if window in self.target_memory.pools:
-                self.target_memory.pools[window].move(from_slots, to_slots)
-            if window == self._head_window:
-                self.head_memory.move(from_slots, to_slots)
+            self._compact(
+                window,
+                tables.slots(window, requests_BL, from_BL),
+                tables.slots(window, requests_BL, to_BL),
+            )
+
+    def _compact(self, window: int | None, from_BL: Tensor, to_BL: Tensor) -> None:
+        if window in self.target_memory.pools:
+            self.target_memory.pools[window].compact(from_BL, to_BL)
+        if window == self._head_window:
+            self.head_memory.compact(from_BL, to_BL)
 
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Have room for numbers below `num_tokens`; takes nothing where there is not enough."""

@@ -16,8 +16,11 @@ from transformers import AttentionInterface
 from fledge.contracts.errors import MismatchError
 from fledge.ops.attention import AttentionSpec, attend_fast, attend_padded, can_be_padded
 from fledge.ops.document_attention import DocumentAttention
-from fledge.ops.kv import KVMemory
+from fledge.ops.kernel_choice import uses_kernels
+from fledge.ops.kv import KVMemory, KVPool
+from fledge.ops.packed import PassView
 from fledge.ops.paged import Pass
+from fledge.ops.paged_attention import attend_pages
 
 ATTENTION_NAME = "fledge"
 
@@ -67,9 +70,25 @@ def attend_packed(
     values_TGD: Tensor,
     spec: AttentionSpec,
 ) -> Tensor:
-    """Store the pass's keys and values, then attend segment by segment; returns [T, H, D]."""
+    """Store the pass's keys and values, then attend; returns [T, H, D]."""
     view, pool = packed.view(spec.window), memory.for_window(spec.window)
     pool.write(layer, view.write_slots_T, keys_TGD, values_TGD)
+
+    def attend_views() -> Tensor:
+        return _attend_views(view, pool, layer, query_THD, spec)
+
+    if uses_kernels(query_THD):
+        rows = packed.paged(spec.window)
+        if rows is not None:
+            keys_SGD, values_SGD = pool.layer(layer)
+            return attend_pages(rows, query_THD, keys_SGD, values_SGD, spec, attend_views)
+    return attend_views()
+
+
+def _attend_views(
+    view: PassView, pool: KVPool, layer: int, query_THD: Tensor, spec: AttentionSpec
+) -> Tensor:
+    """Short requests together if that pays, the others one by one."""
     if view.padded is not None and can_be_padded(spec):
         first = view.padded.rows_BQ.shape[0]
         keys_BKGD, values_BKGD = pool.read(layer, view.padded.slots_BK)

@@ -5,8 +5,17 @@ sizes may differ between layers and from each other (multi-head latent attention
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from fledge.ops.kernel_choice import run_kernel, uses_kernels
+
+if TYPE_CHECKING:
+    from fledge.ops.kv_triton import RowMover
+
+_MOST_MOVES = 128
+"""Moves of a group that a kernel takes at once."""
 
 
 class KVPool:
@@ -15,6 +24,7 @@ class KVPool:
     def __init__(self, num_slots: int = 0) -> None:
         self.num_slots = num_slots
         self._layers: dict[int, tuple[Tensor, ...]] = {}
+        self._mover: RowMover | None = None
 
     @property
     def layer_ids(self) -> set[int]:
@@ -37,8 +47,26 @@ class KVPool:
             self._layers[layer] = tuple(
                 one.new_empty(self.num_slots, *one.shape[1:]) for one in rows
             )
-        for pool, fresh in zip(self._layers[layer], rows, strict=True):
-            pool[slots_T] = fresh
+            self._mover = None
+        pools = self._layers[layer]
+
+        def write_plain() -> None:
+            for pool, fresh in zip(pools, rows, strict=True):
+                pool[slots_T] = fresh
+
+        def write_fused() -> None:
+            from fledge.ops.kv_triton import write_rows
+
+            write_rows(pools, slots_T, rows)
+
+        if uses_kernels(slots_T) and len(rows) <= 2:
+            run_kernel("writing to the cache", write_fused, write_plain)
+        else:
+            write_plain()
+
+    def layer(self, layer: int) -> tuple[Tensor, ...]:
+        """All rows of a layer by slot: not a copy."""
+        return self._layers[layer]
 
     def read(self, layer: int, slots_K: Tensor) -> tuple[Tensor, ...]:
         """Rows of the given slots, in their order."""
@@ -49,6 +77,21 @@ class KVPool:
         for rows in self._layers.values():
             for pool in rows:
                 pool[to_slots] = pool[from_slots]
+
+    def compact(self, from_BL: Tensor, to_BL: Tensor) -> None:
+        """Move rows in every layer; moves of one group (row) may overlap, groups may not."""
+
+        def move_fused() -> None:
+            from fledge.ops.kv_triton import RowMover
+
+            if self._mover is None:
+                self._mover = RowMover([pool for rows in self._layers.values() for pool in rows])
+            self._mover.move(from_BL, to_BL)
+
+        if uses_kernels(from_BL) and from_BL.shape[1] <= _MOST_MOVES and self._layers:
+            run_kernel("moving cache rows", move_fused, lambda: self.move(from_BL, to_BL))
+        else:
+            self.move(from_BL, to_BL)
 
 
 class KVGroups:

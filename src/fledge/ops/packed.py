@@ -96,11 +96,17 @@ class PassView:
     write_slots_T: Tensor
     """Where each new token's key and value go."""
 
-    padded: PaddedRequests | None
-    """Requests with few rows each, if that pays."""
-
+    make_padded: Callable[[], PaddedRequests | None]
     make_segments: Callable[[int], tuple[Segment, ...]]
     made: dict[int, tuple[Segment, ...]] = field(default_factory=dict, compare=False)
+    made_padded: list[PaddedRequests | None] = field(default_factory=list, compare=False)
+
+    @property
+    def padded(self) -> PaddedRequests | None:
+        """Requests with few rows each, if that pays; made once and shared by all layers."""
+        if not self.made_padded:
+            self.made_padded.append(self.make_padded())
+        return self.made_padded[0]
 
     def segments(self, first: int = 0) -> tuple[Segment, ...]:
         """One by one, from the given request on; made once and shared by all layers."""
@@ -126,7 +132,11 @@ class PackedPass:
 
     def view(self, window: int | None) -> PassView:
         del window
-        return PassView(self.write_slots_T, None, lambda first: self.segments[first:])
+        return PassView(self.write_slots_T, lambda: None, lambda first: self.segments[first:])
+
+    def paged(self, window: int | None) -> None:
+        """Slots in any order are no pages."""
+        del window
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fledge.ops.packed import PassView, Segment
 from fledge.ops.padding import pad_frontier, pad_tree_pass
+from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
 from fledge.ops.tree import TreeBatch, ancestors
 
 
@@ -91,9 +92,21 @@ class TreePass:
         if window not in self.views:
             slots_T = self.tables.slots(window, self.request_T, self.numbers_T)
             self.views[window] = PassView(
-                slots_T, pad_tree_pass(self, window), lambda first: self._segments(window, first)
+                slots_T,
+                lambda: pad_tree_pass(self, window),
+                lambda first: self._segments(window, first),
             )
         return self.views[window]
+
+    def paged(self, window: int | None) -> PagedRows:
+        return PagedRows(
+            rows=TreeRows(self.starts_B, self.num_rows_B, self.chain_B, self.first_B),
+            context_B=self.context_B,
+            positions_T=self.positions_T,
+            seen_BRS=self.seen_BNN,
+            table_BP=self.tables.by_window[window],
+            block_size=self.tables.block_size,
+        )
 
     def _segments(self, window: int | None, first_request: int) -> tuple[Segment, ...]:
         lengths = [self.starts_B, self.num_rows_B, self.context_B, self.chain_B, self.first_B]
@@ -227,7 +240,19 @@ class FrontierPass:
         numbers_T = (self.context_B[:, None] + newest_W).flatten()
         slots_T = self.tables.slots(window, requests_T, numbers_T)
         return PassView(
-            slots_T, pad_frontier(self, window), lambda first: self._segments(window, first)
+            slots_T,
+            lambda: pad_frontier(self, window),
+            lambda first: self._segments(window, first),
+        )
+
+    def paged(self, window: int | None) -> PagedRows:
+        return PagedRows(
+            rows=FrontierRows(self.visible_BWS.shape[1], self.level, self.first_number),
+            context_B=self.context_B,
+            positions_T=self.positions_T,
+            seen_BRS=self.visible_BWS,
+            table_BP=self.tables.by_window[window],
+            block_size=self.tables.block_size,
         )
 
     def _segments(self, window: int | None, first_request: int) -> tuple[Segment, ...]:
@@ -270,3 +295,6 @@ class Pass(Protocol):
     def num_tokens(self) -> int: ...
 
     def view(self, window: int | None) -> PassView: ...
+
+    def paged(self, window: int | None) -> PagedRows | None:
+        """What a kernel reads of it; None where keys do not lie in pages."""

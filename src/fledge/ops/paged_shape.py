@@ -1,0 +1,72 @@
+"""How paged attention cuts its work into programs, from what the host knows without asking.
+
+Only counts of rows and requests go in, never lengths: a captured pass keeps its shape whatever the
+lengths become.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from fledge.ops.paged_rows import FrontierRows, PagedRows
+
+_MOST_SPLITS = 64
+FEWEST_KEYS = 128
+"""Keys of a split: fewer are not worth a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedShape:
+    tile: int
+    """Rows times query heads of a program, a power of two."""
+
+    keys: int
+    """Keys of a step."""
+
+    num_warps: int
+    num_stages: int
+    num_tiles: int
+    """Enough for every row; how many each request needs is found on the device."""
+
+    num_splits: int
+    """Programs that share the keys of a tile."""
+
+
+def power_of_two(count: int) -> int:
+    """The smallest that is not below."""
+    return 1 << (count - 1).bit_length()
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 8
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def paged_shape(
+    rows: PagedRows, *, group: int, num_groups: int, head_size: int, dtype: torch.dtype
+) -> PagedShape:
+    """`group` query heads share each of `num_groups` key heads."""
+    is_wide, is_float = head_size > 128, dtype == torch.float32
+    largest = 128 >> (int(is_wide) + 2 * int(is_float))
+    tile = power_of_two(-(-rows.num_rows // rows.num_requests) * group)
+    tile = max(16, power_of_two(group), min(tile, largest))
+    rows_each = tile // group
+    if isinstance(rows.rows, FrontierRows):
+        num_tiles = rows.num_requests * -(-rows.rows.width // rows_each)
+    else:
+        num_tiles = rows.num_rows // rows_each + rows.num_requests
+    # Small tiles need little room, so that several fit on a processor at once.
+    wanted = _num_processors(rows.context_B.device) * (1 if tile >= 64 else 2)
+    capacity = rows.table_BP.shape[1] * rows.block_size
+    num_splits = min(wanted // (num_tiles * num_groups), -(-capacity // FEWEST_KEYS), _MOST_SPLITS)
+    return PagedShape(
+        tile=tile,
+        keys=64 >> (int(is_wide) + int(is_float)),
+        num_warps=8 if tile >= 128 else 4,
+        num_stages=2 if is_float or is_wide else 3,
+        num_tiles=num_tiles,
+        num_splits=max(1, num_splits),
+    )
