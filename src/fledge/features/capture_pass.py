@@ -25,7 +25,7 @@ from fledge.models.target import Target
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import TargetRows
 from fledge.store.channels import Channels
-from fledge.store.corpus_shard import Sample
+from fledge.store.corpus_shard import Sample, token_dtype
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.vocab_map import VocabMap
 
@@ -155,11 +155,12 @@ class PassRunner:
         }
 
     def _coded_targets(self, targets: TargetRows) -> dict[str, Tensor]:
-        arrays = {"greedy": targets.greedy_R.to(torch.int32), "log_mass": targets.log_mass_R}
+        greedy_R = _narrowed(targets.greedy_R, self._layout.vocab_size)
+        arrays = {"greedy": greedy_R, "log_mass": targets.log_mass_R}
         if self._final_codec is not None and targets.final_RD is not None:
             arrays |= _named(FINAL, self._final_codec.encode(targets.final_RD))
         if targets.top_ids_RC is not None and targets.top_logprobs_RC is not None:
-            arrays["top.ids"] = targets.top_ids_RC.to(torch.int32)
+            arrays["top.ids"] = _narrowed(targets.top_ids_RC, self._layout.draft_vocab_size)
             arrays["top.logprobs"] = targets.top_logprobs_RC.half()
         return arrays
 
@@ -209,8 +210,14 @@ def _named(prefix: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in parts.items()}
 
 
+def _narrowed(ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids as they are stored; the bits of int16 are those of uint16, which torch can copy."""
+    return ids.to(torch.int16 if token_dtype(vocab_size) == "uint16" else torch.int32)
+
+
 def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """numpy has no bfloat16: its bits are held as whole numbers."""
-    bits = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
+    """As it is stored; numpy has no bfloat16: its bits are held as whole numbers."""
+    is_two_bytes = tensor.dtype in (torch.bfloat16, torch.int16)
+    bits = tensor.view(torch.uint16) if is_two_bytes else tensor
     array: NDArray[Any] = bits.numpy()
     return array

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, MismatchError
 from fledge.contracts.progress import SilentProgress
-from fledge.features import capture_job, capture_order
+from fledge.features import capture_job, capture_order, capture_pass
 from fledge.features.capture import capture, free_room, require_room
 from fledge.features.capture_job import estimate
 from fledge.features.capture_order import order_passes, order_shards
@@ -366,3 +366,10 @@ def test_out_of_memory_says_what_to_lower(
     monkeypatch.setattr("fledge.features.capture_pass.describe_rows", fail)
     with pytest.raises(CapacityError, match=r"over a pass of \d+ tokens; lower capture.pass_tok"):
         capture(opened(corpus, target), tmp_path / "out")
+
+
+def test_large_token_ids_keep_their_bits() -> None:
+    ids = torch.tensor([0, 32767, 32768, 65535])
+    assert capture_pass._to_numpy(capture_pass._narrowed(ids, 65536)).tolist() == ids.tolist()
+    wide = torch.tensor([70000, 128255])
+    assert capture_pass._to_numpy(capture_pass._narrowed(wide, 128256)).tolist() == wide.tolist()
