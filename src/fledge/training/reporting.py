@@ -27,7 +27,10 @@ class Reporter:
         settings: TrainSettings,
         out: Path,
         progress: Progress,
+        *,
+        has_plots: bool = True,
     ) -> None:
+        self._has_plots = has_plots
         self._curves, self._order, self._settings = curves, order, settings
         self._out, self._progress = out, progress
         self._task: Task | None = None
@@ -89,6 +92,7 @@ class Reporter:
     def draw(self, *, is_last: bool = False) -> None:
         """Plots of all curves, not more often than somebody would look."""
         now = time.monotonic()
-        if is_last or now - self._last_drawn_s > _DRAW_EVERY_S:
+        is_due = is_last or now - self._last_drawn_s > _DRAW_EVERY_S
+        if self._has_plots and is_due:
             self._last_drawn_s = now
             draw_curves(self._out)

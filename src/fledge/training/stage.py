@@ -52,6 +52,7 @@ def train(
     progress: Progress | None = None,
     target: Target | None = None,
     watch: Watch | None = None,
+    has_plots: bool = True,
 ) -> Manifest:
     """Train a head; goes on where an earlier run of the same settings stopped.
 
@@ -64,7 +65,7 @@ def train(
         if not is_finished:
             loaded = target or load_target(given, settings, shown)
             parts = assemble(given, settings, loaded, ours)
-            _run(parts, settings, out, ours, shown, watch)
+            _run(parts, settings, out, ours, shown, watch=watch, has_plots=has_plots)
             if stage is not None:
                 _finish(given, settings, parts, stage, shown)
         ours.wait()
@@ -87,7 +88,9 @@ def _run(
     out: Path,
     processes: Processes,
     progress: Progress,
+    *,
     watch: Watch | None,
+    has_plots: bool,
 ) -> None:
     # The first process removes what is damaged, before the others look.
     state = load_newest(out, progress) if processes.is_first else None
@@ -97,7 +100,7 @@ def _run(
     if processes.is_first:
         curves = CurveLog(out, progress=progress)
         curves.truncate_after(state.step if state else 0)
-        reporter = Reporter(curves, parts.order, settings, out, progress)
+        reporter = Reporter(curves, parts.order, settings, out, progress, has_plots=has_plots)
     try:
         trainer = Trainer(
             parts,

@@ -1,0 +1,123 @@
+"""The learning rate, clipping and the average, against what their formulas say."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fledge.contracts.train_settings import OptimizerSettings
+from fledge.training.optimizer import Optimizer, average_decay, learning_rate
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+
+
+def give_gradients(module: nn.Module, size: float = 1.0) -> None:
+    for number, weight in enumerate(module.parameters()):
+        weight.grad = torch.full_like(weight, size * (number + 1))
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
+    settings = OptimizerSettings(learning_rate=1.0, warmup=0.1, min_ratio=0.1)
+    rates = [learning_rate(settings, step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[99] == pytest.approx(0.1, abs=1e-3)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_run_without_warm_up_begins_at_the_full_rate() -> None:
+    settings = OptimizerSettings(learning_rate=2e-3, warmup=0.0)
+    assert learning_rate(settings, 0, 10) == 2e-3
+    assert learning_rate(settings, 0, 1) == 2e-3
+
+
+def test_steps_are_those_of_adamw() -> None:
+    ours, theirs = network(), network()
+    settings = OptimizerSettings(warmup=0.0, clip=0.0, weight_decay=0.1, learning_rate=0.01)
+    optimizer = Optimizer(ours, settings, 5)
+    matrices = [weight for weight in theirs.parameters() if weight.dim() == 2]
+    others = [weight for weight in theirs.parameters() if weight.dim() < 2]
+    adamw = torch.optim.AdamW(
+        [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+    )
+    for step in range(5):
+        for module in (ours, theirs):
+            give_gradients(module, 1.0 + step)
+        optimizer.clip()
+        optimizer.step(step)
+        for group in adamw.param_groups:
+            group["lr"] = learning_rate(settings, step, 5)
+        adamw.step()
+    for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(weight, other)
+    assert all(weight.grad is None for weight in ours.parameters())
+
+
+def test_gradients_are_shortened_to_the_largest_norm() -> None:
+    module = network()
+    optimizer = Optimizer(module, OptimizerSettings(clip=0.5), 10)
+    give_gradients(module)
+    expected = math.sqrt(sum(float(one.grad.square().sum()) for one in module.parameters()))
+    assert float(optimizer.clip()) == pytest.approx(expected)
+    clipped = math.sqrt(sum(float(one.grad.square().sum()) for one in module.parameters()))
+    assert clipped == pytest.approx(0.5, rel=1e-4)
+
+
+def test_without_clipping_gradients_stay() -> None:
+    module = network()
+    optimizer = Optimizer(module, OptimizerSettings(clip=0.0), 10)
+    give_gradients(module, 100.0)
+    optimizer.clip()
+    assert float(next(module.parameters()).grad.max()) == 100.0
+
+
+def test_the_average_follows_its_recurrence() -> None:
+    module = network()
+    optimizer = Optimizer(module, OptimizerSettings(ema=0.7, warmup=0.0), 20)
+    expected = {name: one.detach().clone() for name, one in module.named_parameters()}
+    for step in range(20):
+        give_gradients(module)
+        optimizer.step(step)
+        decay = min(0.7, (1 + step) / (10 + step))
+        assert average_decay(0.7, step) == decay
+        for name, weight in module.named_parameters():
+            expected[name] = decay * expected[name] + (1 - decay) * weight.detach()
+    assert optimizer.shown is optimizer.average
+    for name, weight in module.named_parameters():
+        assert torch.allclose(optimizer.shown[name], expected[name], atol=1e-6)
+        assert not torch.allclose(optimizer.shown[name], weight, atol=1e-6)
+
+
+def test_without_an_average_the_weights_are_shown() -> None:
+    module = network()
+    optimizer = Optimizer(module, OptimizerSettings(), 20)
+    assert optimizer.average is None
+    assert optimizer.shown.keys() == dict(module.named_parameters()).keys()
+    assert not any(tensor.requires_grad for tensor in optimizer.shown.values())
+
+
+def test_what_adamw_remembers_can_be_put_back() -> None:
+    first, second = network(), network()
+    settings = OptimizerSettings(warmup=0.0)
+    ours, theirs = Optimizer(first, settings, 6), Optimizer(second, settings, 6)
+    assert all(float(one.sum()) == 0 for kinds in ours.moments().values() for one in kinds.values())
+    for step in range(3):
+        give_gradients(first, 1.0 + step)
+        ours.step(step)
+    for name, kinds in theirs.moments().items():
+        for kind, moment in kinds.items():
+            moment.copy_(ours.moments()[name][kind])
+    theirs.set_steps(3)
+    second.load_state_dict(first.state_dict())
+    for module, optimizer in ((first, ours), (second, theirs)):
+        give_gradients(module)
+        optimizer.step(3)
+    for weight, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(weight, other)
