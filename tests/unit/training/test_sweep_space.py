@@ -118,7 +118,7 @@ def test_tpe_depends_on_seed_number_and_history_only(tmp_path: Path) -> None:
     settings = SweepSettings(method="tpe", trials=12, space=BOUNDS)
 
     def go(trials: int, history: list[Trial]) -> list[Trial]:
-        for number in range(len(history), trials):
+        for number in range(len(history) + 1, trials + 1):
             values = propose(settings, history, number)
             assert values is not None
             apply_values(TrainSettings(), values)
@@ -132,15 +132,15 @@ def test_tpe_depends_on_seed_number_and_history_only(tmp_path: Path) -> None:
     widths = [trial.values["train.head.mlp_width"] for trial in whole]
     assert set(widths) <= {64, 128, 192, 256}
     assert sum(widths[6:]) > sum(widths[:6]), "it learns what is good"
-    assert propose(settings, whole, 12) is None
-    other = propose(SweepSettings(method="tpe", seed=1, space=BOUNDS), [], 0)
+    assert propose(settings, whole, 13) is None
+    other = propose(SweepSettings(method="tpe", seed=1, space=BOUNDS), [], 1)
     assert other != whole[0].values
 
 
 def test_a_used_up_space_ends_tpe(tmp_path: Path) -> None:
     settings = SweepSettings(method="tpe", trials=9, space={"train.epochs": [1, 2, 3]})
     trials: list[Trial] = []
-    while (values := propose(settings, trials, len(trials))) is not None:
+    while (values := propose(settings, trials, len(trials) + 1)) is not None:
         trials.append(ended(len(trials), dict(values), 1.0, tmp_path))
     assert sorted(trial.values["train.epochs"] for trial in trials) == [1, 2, 3]
 
@@ -149,16 +149,16 @@ def test_tpe_without_optuna_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "optuna", None)
     settings = SweepSettings(method="tpe", space=BOUNDS)
     with pytest.raises(ConfigError, match=r"pip install 'fledge\[sweep\]'"):
-        propose(settings, [], 0)
+        propose(settings, [], 1)
 
 
 def test_trials_come_back_from_disk(tmp_path: Path) -> None:
-    first = Trial(number=0, values={STEPS: 3}, directory=trial_directory(tmp_path, 0))
-    second = Trial(number=1, values={STEPS: 5}, directory=trial_directory(tmp_path, 1))
+    first = Trial(number=1, values={STEPS: 3}, directory=trial_directory(tmp_path, 1))
+    second = Trial(number=2, values={STEPS: 5}, directory=trial_directory(tmp_path, 2))
     for trial in (first, second):
         trial.begin()
     done = first.end(Result(state="finished", score=2.5, scores=[1.0, 2.5]))
     assert list_trials(tmp_path) == [done, second]
     (first.directory / "result.json").write_text("{")
-    with pytest.raises(ArtifactError, match="0000 is damaged .* remove it"):
+    with pytest.raises(ArtifactError, match="0001 is damaged .* remove it"):
         list_trials(tmp_path)

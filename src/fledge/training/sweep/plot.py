@@ -53,9 +53,11 @@ def _draw_knob(
         if knob.log:
             axes.set_xscale("log")
     else:
-        # In the order of the recipe, evenly: values may be texts, or differ by orders.
-        places = {str(value): place for place, value in enumerate(knob)}
-        axes.set_xticks(range(len(knob)), [_tick(value) for value in knob])
+        # Evenly, since values may be texts or differ by orders; numbers ascend.
+        is_numeric = all(isinstance(value, int | float) for value in knob)
+        ordered = sorted(knob) if is_numeric else list(knob)
+        places = {str(value): place for place, value in enumerate(ordered)}
+        axes.set_xticks(range(len(knob)), [_tick(value) for value in ordered])
         axes.set_xlim(-0.5, len(knob) - 0.5)
         _draw_means(axes, name, places, shown)
     best = max((result.score or 0.0 for _, result in shown), default=None)

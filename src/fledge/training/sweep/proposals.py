@@ -24,11 +24,11 @@ def count_trials(settings: SweepSettings) -> int:
 
 
 def propose(settings: SweepSettings, earlier: Sequence[Trial], number: int) -> Values | None:
-    """Values of a trial by its number, counted from 0; None when nothing is left to try."""
-    if number >= count_trials(settings):
+    """Values of a trial by its number, counted from 1; None when nothing is left to try."""
+    if number > count_trials(settings):
         return None
     if settings.method == "grid":
-        return list_grid(settings)[number]
+        return list_grid(settings)[number - 1]
     return _propose_by_tpe(settings, earlier, number)
 
 

@@ -36,7 +36,7 @@ def summarise(settings: SweepSettings, trials: Sequence[Trial], out: Path) -> di
         rows.append(
             {
                 "rank": place,
-                "trial": trial.number + 1,
+                "trial": trial.number,
                 "values": dict(trial.values),
                 "state": result.state,
                 "accept_length": result.score,
@@ -65,7 +65,10 @@ def table_of(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for row in document["trials"]:
         values = [_shown(row["values"][name]) for name in knobs]
         steps = f"{row['best_step']} of {row['steps']}" if row["best_step"] else str(row["steps"])
-        figures = [_shown(row[name]) for name in ("accept_length", "ideal_speed_up", "loss")]
+        figures = [
+            "" if row[name] is None else f"{row[name]:.3f}"
+            for name in ("accept_length", "ideal_speed_up", "loss")
+        ]
         if row["state"] == "failed":
             figures[0] = "failed"
         elif row["state"] == "stopped":
@@ -93,6 +96,4 @@ def write_report(out: Path, settings: SweepSettings, trials: Sequence[Trial]) ->
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

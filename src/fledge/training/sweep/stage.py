@@ -111,7 +111,7 @@ class _Runner:
         total = count_trials(self.settings)
         if ended:
             self.progress.note(f"{len(ended)} of {total} trials were run before.")
-        for number in range(total):
+        for number in range(1, total + 1):
             if number not in ended:
                 # As if the later ones were not there: somebody may have removed one to repeat it.
                 earlier = [ended[one] for one in sorted(ended) if one < number]
@@ -132,17 +132,17 @@ class _Runner:
         return trial
 
     def _run_one(self, trial: Trial, others: Sequence[Trial], total: int) -> Trial:
-        self.progress.note(f"trial {trial.number + 1} of {total}: {describe(trial.values)}")
+        self.progress.note(f"trial {trial.number} of {total}: {describe(trial.values)}")
         scores = read_scores(trial.run)
         try:
             manifest = self._train(trial, scores, others)
         except _ENDS_A_TRIAL as error:
             text = str(error) if isinstance(error, FledgeError) else "the memory was used up."
             ended = trial.end(_failed(trial, text))
-            self.progress.note(f"trial {trial.number + 1} failed: {text}")
+            self.progress.note(f"trial {trial.number} failed: {text}")
         else:
             ended = trial.end(_ended(manifest.counts, read_scores(trial.run)))
-            self.progress.note(f"trial {trial.number + 1} {_outcome(ended)}")
+            self.progress.note(f"trial {trial.number} {_outcome(ended)}")
         finally:
             # What a trial allocated must not stand in the way of the next one.
             gc.collect()

@@ -45,6 +45,8 @@ class Trial:
     """One combination of values."""
 
     number: int
+    """Counted from 1."""
+
     values: dict[str, Any]
     directory: Path
     result: Result | None = None
