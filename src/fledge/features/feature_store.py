@@ -96,7 +96,7 @@ class FeatureStore:
         index = self.index
         name = index.names[index.shards[place]]
         data = self.place.read_range(name, int(index.starts[place]), int(index.sizes[place]))
-        found, expected = xxh3_64_intdigest(data.data), int(index.xxh3[place])
+        found, expected = xxh3_64_intdigest(data), int(index.xxh3[place])
         number = int(index.numbers[place])
         if found != expected:
             raise ArtifactError(

@@ -87,10 +87,11 @@ def lay_out_sample(layout: FeatureLayout, counts: SampleCounts) -> tuple[dict[st
 
 
 def unpack_arrays(
-    data: NDArray[np.uint8], layout: FeatureLayout, counts: SampleCounts
+    content: memoryview, layout: FeatureLayout, counts: SampleCounts
 ) -> dict[str, NDArray[Any]]:
     """The parts of a sample from its bytes; they look into them."""
     places, _ = lay_out_sample(layout, counts)
+    data = np.frombuffer(content, np.uint8)
     return {
         name: data[place.start : place.stop]
         .view(place.part.numpy_dtype)
@@ -269,10 +270,10 @@ def read_head(place: Place, name: str, size: int) -> ShardHead:
             f"{file} has {size} bytes and should have {num_bytes}: it was cut off; remove it and "
             "capture again: only this file is made anew."
         )
-    return ShardHead(note, index, num_bytes, hashlib.sha256(head.data).hexdigest())
+    return ShardHead(note, index, num_bytes, hashlib.sha256(head).hexdigest())
 
 
-def _extend(place: Place, name: str, begin: NDArray[np.uint8], length: int) -> NDArray[np.uint8]:
+def _extend(place: Place, name: str, begin: memoryview, length: int) -> memoryview:
     """The first bytes of a file; read anew only where the beginning is too short."""
     return begin[:length] if length <= len(begin) else place.read_range(name, 0, length)
 
@@ -283,6 +284,6 @@ def _head_len(table: Mapping[str, Any], entries: Mapping[str, Any], data_start: 
     return data_start + int(last["data_offsets"][1])
 
 
-def _take(data: NDArray[np.uint8], entry: Mapping[str, Any], dtype: str) -> NDArray[Any]:
+def _take(data: memoryview, entry: Mapping[str, Any], dtype: str) -> NDArray[Any]:
     start, stop = entry["data_offsets"]
-    return data[start:stop].view(dtype).reshape(entry["shape"])
+    return np.frombuffer(data[start:stop], dtype).reshape(entry["shape"])

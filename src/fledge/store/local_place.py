@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fledge.contracts.errors import ArtifactError
 from fledge.store.cache_publish import flush
 from fledge.store.capacity import translated_disk_errors
@@ -63,23 +60,22 @@ class LocalPlace:
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
 
-    def read_range(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
+    def read_range(self, name: str, start: int, length: int) -> memoryview:
         # Read, not mapped: a bad disk is then an error and no dead process, and threads that wait
         # for the disk let others run.
-        data = np.empty(length, np.uint8)
         path = self.path / name
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                found = _fill(handle, data.data, start)
+                data = _read_all(handle, start, length)
             finally:
                 os.close(handle)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path} is not there (any more).") from error
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
-        require_all(str(path), start, length, found)
-        return data
+        require_all(str(path), start, length, len(data))
+        return memoryview(data)
 
     def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
         # Whoever writes holds the lock of the directory, so nobody else makes the file meanwhile.
@@ -109,14 +105,12 @@ class LocalPlace:
             flush(self.path)
 
 
-def _fill(handle: int, buffer: memoryview, start: int) -> int:
-    filled = 0
-    while filled < len(buffer):
-        count = os.preadv(handle, [buffer[filled:]], start + filled)
-        if count == 0:
-            break
-        filled += count
-    return filled
+def _read_all(handle: int, start: int, length: int) -> bytes:
+    data = os.pread(handle, length, start)
+    # Linux hands out at most 2 GB at once.
+    while len(data) < length and (more := os.pread(handle, length - len(data), start + len(data))):
+        data += more
+    return data
 
 
 def _write_all(handle: int, chunks: Sequence[Chunk]) -> None:

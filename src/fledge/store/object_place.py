@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fledge.store.object_lock import hold_lock
 from fledge.store.object_store import explained, open_store, split_address
 from fledge.store.place import Chunk, require_all
@@ -76,18 +73,18 @@ class ObjectPlace:
         with explained(self.file(name)):
             return _try_again(get)
 
-    def read_range(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
+    def read_range(self, name: str, start: int, length: int) -> memoryview:
         import obstore
 
         if not length:
-            return np.empty(0, np.uint8)
+            return memoryview(b"")
         with explained(self.file(name)):
             key = self._key(name)
             data = _try_again(
                 lambda: obstore.get_range(self._store, key, start=start, length=length)
             )
         require_all(self.file(name), start, length, len(data))
-        return np.frombuffer(memoryview(data), np.uint8)
+        return memoryview(data)
 
     def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
         import obstore

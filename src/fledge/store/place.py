@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fledge.contracts.errors import ArtifactError
 
 LOCK_NAME = ".lock"
@@ -35,7 +32,7 @@ class Place(Protocol):
     def read(self, name: str) -> bytes | None:
         """All of a small file; None where there is none."""
 
-    def read_range(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
+    def read_range(self, name: str, start: int, length: int) -> memoryview:
         """A part of a file; may be called from many threads at once."""
 
     def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
