@@ -8,6 +8,7 @@ that a killed run goes on with the shards that are missing and ends with the sam
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fledge.features.capture_order import ShardPlan
 from fledge.features.capture_pass import PassResult, PassRunner
 from fledge.features.channel_spread import measure_channels
 from fledge.features.feature_writer import FeatureWriter
-from fledge.features.taps import choose_taps
+from fledge.features.tap_choice import settle_taps
 from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
 from fledge.models.target import Target
 from fledge.store.capacity import free_bytes, require_disk
@@ -39,7 +40,13 @@ _SHARDS_AHEAD = 3
 def capture(given: CaptureInput, out: str | Path, progress: Progress | None = None) -> Manifest:
     """Make the features; goes on where an earlier run of the same capture stopped."""
     shown = progress or SilentProgress()
-    layout = given.layout(choose_taps(given.config.get_text_config(), given.settings.layers))
+    load = cache(lambda: load_target(given, shown))
+
+    def load_if_room() -> Target:
+        require_room(out, estimate(given).needed_bytes)
+        return load()
+
+    layout = given.layout(settle_taps(given, out, load_if_room, shown))
     with FeatureWriter.open(out, given.plan(layout), given.corpus.vocab_map) as writer:
         if not writer.is_finished:
             shards = given.shards(layout)
@@ -50,9 +57,8 @@ def capture(given: CaptureInput, out: str | Path, progress: Progress | None = No
             # Before the weights are loaded: a disk that is too small is known already.
             require_room(out, estimate(given).needed_bytes * len(missing) // len(shards))
             if missing:
-                target = load_target(given, shown)
-                channels = settle_channels(given, target, writer)
-                runner = PassRunner(target, layout, channels, given.corpus.vocab_map)
+                channels = settle_channels(given, load(), writer)
+                runner = PassRunner(load(), layout, channels, given.corpus.vocab_map)
                 num_tokens = sum(shard.read_tokens for shard in missing)
                 with shown.task("capturing", num_tokens, "tokens") as task:
                     make_shards(given.corpus, runner, writer, missing, task)

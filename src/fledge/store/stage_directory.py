@@ -122,7 +122,7 @@ def _check(place: Place, plan: Plan, has_results: Callable[[Place], bool]) -> Ma
         require_files(place, manifest)
         return manifest
     if PLAN_NAME in names:
-        found = _read_plan(place)
+        found = read_plan(place)
         if found["kind"] != asked["kind"] or has_results(place):
             _refuse_other(place, "unfinished", _going_on(found, asked), asked)
         if found != asked:
@@ -139,7 +139,8 @@ def _check(place: Place, plan: Plan, has_results: Callable[[Place], bool]) -> Ma
     return None
 
 
-def _read_plan(place: Place) -> dict[str, Any]:
+def read_plan(place: Place) -> dict[str, Any]:
+    """The plan of an unfinished directory, as JSON has it."""
     try:
         found = json.loads(place.read(PLAN_NAME) or b"")
         Plan(**found)
