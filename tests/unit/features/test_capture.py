@@ -36,6 +36,7 @@ from tests.unit.features.capture_support import (
     run_capture,
     save_corpus,
 )
+from tests.unit.store.object_servers import SERVERS
 
 LENGTHS = (30, 2, 50, 9, 120, 70, 3, 44, 61, 20, 33, 90)
 
@@ -373,3 +374,20 @@ def test_large_token_ids_keep_their_bits() -> None:
     assert capture_pass._to_numpy(capture_pass._narrowed(ids, 65536)).tolist() == ids.tolist()
     wide = torch.tensor([70000, 128255])
     assert capture_pass._to_numpy(capture_pass._narrowed(wide, 128256)).tolist() == wide.tolist()
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_object_stores_that_fail_now_and_then_get_the_same_bytes(
+    kind: str, corpus: Path, target: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SERVERS[kind]() as cloud:
+        for name, value in cloud.environment.items():
+            monkeypatch.setenv(name, value)
+        cloud.gateway.share = 0.4
+        address = f"{cloud.root}/features"
+        manifest = run_capture(corpus, target, address)
+        assert {fault for _, _, fault in cloud.gateway.seen} > {""}
+        assert manifest.files == FeatureStore.open(unbroken).manifest.files
+        FeatureStore.open(address).verify()
+        with pytest.raises(MismatchError, match=r"pass_tokens = 96, and this run has .* = 97"):
+            run_capture(corpus, target, address, replace(SMALL, pass_tokens=97))
