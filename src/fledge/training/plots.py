@@ -4,6 +4,7 @@ Drawn from `curves.jsonl` alone, without a display; at a checkpoint this costs a
 however long the run is, since long curves are thinned.
 """
 
+import base64
 import html
 import io
 from collections.abc import Callable, Sequence
@@ -22,13 +23,13 @@ _PAGE = """<!doctype html>
 <style>
  body {{ font: 15px/1.5 system-ui, sans-serif; color: #1c2430 }}
  body {{ margin: 2rem auto; max-width: 84rem; padding: 0 1rem }}
- h1 {{ font-size: 1.3rem }} svg {{ width: 100%; height: auto }}
+ h1 {{ font-size: 1.3rem }} img {{ width: 100%; height: auto }}
  table {{ border-collapse: collapse }} td {{ padding: .15rem 1.2rem .15rem 0 }}
  td + td {{ text-align: right; font-variant-numeric: tabular-nums }}
 </style>
 <h1>{title}</h1>
 <table>{rows}</table>
-{picture}
+<img alt="curves" src="data:image/png;base64,{picture}">
 </html>
 """
 
@@ -47,11 +48,10 @@ def draw_curves(directory: Path) -> None:
     """Draw what `curves.jsonl` of a run directory holds, over any older picture."""
     records = read_curves(directory)
     picture = _draw(records, title=directory.resolve().name)
-    png, svg = io.BytesIO(), io.BytesIO()
-    picture.savefig(png, format="png", dpi=110)
-    picture.savefig(svg, format="svg", metadata={"Date": None})
+    png = io.BytesIO()
+    picture.savefig(png, format="png", dpi=130)
     publish_file(directory / PLOT_NAME, png.getvalue())
-    publish_file(directory / PAGE_NAME, _page(directory, records, svg.getvalue()).encode())
+    publish_file(directory / PAGE_NAME, _page(directory, records, png.getvalue()).encode())
 
 
 def _draw(records: Sequence[CurveRecord], *, title: str) -> Any:
@@ -151,6 +151,7 @@ def _draw_schedule(axes: Any, records: Sequence[CurveRecord]) -> None:
         other.spines["top"].set_visible(False)
         if min(norms.values) > 0:
             other.set_yscale("log")
+            other.minorticks_off()
 
 
 def _draw_speed(axes: Any, records: Sequence[CurveRecord]) -> None:
@@ -219,7 +220,7 @@ def _list(record: CurveRecord, name: str) -> list[float | None]:
     return value if isinstance(value, list) else []
 
 
-def _page(directory: Path, records: Sequence[CurveRecord], svg: bytes) -> str:
+def _page(directory: Path, records: Sequence[CurveRecord], png: bytes) -> str:
     newest: tuple[tuple[str, Kind, str], ...] = (
         ("accept length, decoded", "decode", "accept_length"),
         ("ideal speed-up, held out", "held_out", "ideal_speed_up"),
@@ -233,7 +234,6 @@ def _page(directory: Path, records: Sequence[CurveRecord], svg: bytes) -> str:
         if line is not None:
             value = f"{line.last:,.0f}" if line.last >= 1000 else f"{line.last:.3f}"
             rows.append(f"<tr><td>{label}</td><td>{value}</td></tr>")
-    # What stands before the tag itself is for files of their own.
-    picture = svg[svg.index(b"<svg") :].decode()
+    picture = base64.b64encode(png).decode()
     title = html.escape(directory.resolve().name)
     return _PAGE.format(title=title, rows="".join(rows), picture=picture)
