@@ -116,7 +116,7 @@ class TTTModule(nn.Module):
     ) -> TTTResult:
         """`denominators_K` are those of the whole optimizer step, over all processes."""
         features_TF = batch.features_TF.to(self.compute_dtype)
-        if self.hidden_noise:
+        if self.hidden_noise and self.training:
             features_TF = add_noise(features_TF, self.hidden_noise, generator)
         cast = {
             f"head.{name}": parameter.to(self.compute_dtype)
