@@ -4,16 +4,13 @@ What the field stores for every token, bf16 taps and final hidden state, is the 
 formats are compared with: 8H bytes a token with three taps, whatever the target's depth and size.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fledge.contracts.capture_settings import CaptureSettings, FeatureFormat
 from fledge.contracts.feature_formats import FORMATS, row_bytes
-from fledge.features.label_rows import feature_rows, kept_tokens, label_rows, read_tokens
 from fledge.store.corpus_shard import token_dtype
 
 OVERHEAD = 0.05
@@ -145,29 +142,6 @@ class CapturePlan:
         if self.seconds is not None:
             lines.append(f"time: about {self.seconds:,.0f} s at the speed measured here")
         return lines
-
-
-def count_corpus(loss_masks: Iterable[NDArray[Any]]) -> CorpusFacts:
-    """The facts of a corpus, from each sample's loss mask."""
-    samples = unlabelled = tokens = kept = read = features = labels = 0
-    for loss_mask in loss_masks:
-        num_kept = kept_tokens(loss_mask)
-        samples += 1
-        tokens += len(loss_mask)
-        unlabelled += num_kept == 0
-        kept += num_kept
-        read += read_tokens(num_kept)
-        features += feature_rows(num_kept)
-        labels += len(label_rows(loss_mask))
-    return CorpusFacts(
-        num_samples=samples,
-        num_unlabelled=unlabelled,
-        num_tokens=tokens,
-        kept_tokens=kept,
-        read_tokens=read,
-        feature_rows=features,
-        label_rows=labels,
-    )
 
 
 def plan_capture(
