@@ -376,7 +376,7 @@ def test_large_token_ids_keep_their_bits() -> None:
     assert capture_pass._to_numpy(capture_pass._narrowed(wide, 128256)).tolist() == wide.tolist()
 
 
-@pytest.mark.parametrize("kind", ["s3", "gs"])
+@pytest.mark.parametrize("kind", ["s3"])
 def test_object_stores_that_fail_now_and_then_get_the_same_bytes(
     kind: str, corpus: Path, target: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
