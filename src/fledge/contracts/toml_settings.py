@@ -137,8 +137,14 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             return None
         choices = [one for one in arguments if one is not type(None)]
         lists = [one for one in choices if typing.get_origin(one) is tuple]
-        chosen = lists if lists and isinstance(value, list) else choices
-        return _convert(value, chosen[0], where)
+        if lists and isinstance(value, list):
+            return _convert(value, lists[0], where)
+        try:
+            return _convert(value, choices[0], where)
+        except ConfigError as error:
+            if not lists:
+                raise
+            raise ConfigError(f"{str(error).removesuffix('.')}, or a list.") from error
     if origin is typing.Literal:
         if value not in arguments:
             known = ", ".join(map(repr, arguments))

@@ -24,6 +24,7 @@ class Whole:
     is_open: bool = False
     labels: dict[str, int] = field(default_factory=dict)
     spare: Part | None = None
+    depth: Literal["auto"] | tuple[int, ...] = "auto"
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -97,6 +98,17 @@ def test_one_value_is_a_list_of_one() -> None:
 )
 def test_what_is_wrong_is_named(table: dict[str, Any], message: str) -> None:
     assert refusal(**table).startswith(message)
+
+
+def test_a_word_or_a_list() -> None:
+    assert read().depth == "auto"
+    assert read(depth="auto").depth == "auto"
+    assert read(depth=[3, 1]).depth == (3, 1)
+    assert read(depth=[]).depth == ()
+    assert refusal(depth="deep") == ("whole.depth is 'deep'; it must be one of 'auto', or a list.")
+    assert refusal(depth=3) == "whole.depth is 3; it must be one of 'auto', or a list."
+    assert refusal(depth=[1, "x"]).startswith("whole.depth[1] is 'x'; it must be ")
+    assert refusal(depth=["auto"]).startswith("whole.depth[0] is 'auto'; it must be ")
 
 
 def test_a_missing_setting_of_the_outermost_table() -> None:
