@@ -46,10 +46,11 @@ def sweep(
     Trials share the features and the target. One that falls behind the others on held-out prompts
     is given up early. Interrupted or killed, the same command goes on with the trial it was at.
 
-    Example: [cyan]fledge sweep recipes/sweep.toml --features features/tiny --out sweeps/tiny[/cyan]
+    Example: [cyan]fledge sweep recipes/tiny-cpu.toml --features features/tiny --out
+    sweeps/tiny[/cyan]
 
     OUT gets sweep.md, sweep.json and sweep.png (accept length over each setting); each trial is a
-    run of its own: [cyan]fledge generate --head sweeps/tiny/trials/0003/run[/cyan]
+    run of its own: [cyan]fledge generate --head sweeps/tiny/trials/0002/run[/cyan]
 
     One JSON document comes with --json: out, target, fingerprint, method, knobs, trials (rank,
     trial, values, state, accept_length, best_step, steps, loss, ideal_speed_up, error, run). With
