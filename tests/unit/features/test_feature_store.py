@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
-from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
+from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, MismatchError
 from fledge.features.feature_store import FeatureStore
 from fledge.features.feature_writer import FeatureWriter
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
@@ -335,3 +336,24 @@ def test_the_manifest_covers_the_heads(features: Path) -> None:
     files = json.loads((features / MANIFEST_NAME).read_bytes())["files"]
     assert re.fullmatch(r"\w{64}", files["shard-00000.safetensors"]["sha256"])
     assert set(files) == {path.name for path in features.glob("*.safetensors")}
+
+
+def test_a_full_disk_is_an_error_in_words_and_loses_nothing(tmp_path: Path) -> None:
+    samples = sorted(SAMPLES[:8], key=lambda sample: len(sample.token_ids))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    write_features(whole, LAYOUT, samples)
+    small, large = (path.stat().st_size for path in sorted(whole.glob("shard-*")))
+    assert small < large
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit, num_made in ((300, 0), (small - 1, 0), (small, 1), (large - 1, 1)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            with pytest.raises(CapacityError, match=r"(?i)free some space and run"):
+                write_features(out, LAYOUT, samples)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert len(list(out.glob("shard-*"))) == num_made
+        assert not list(out.glob(".*.tmp")), "what is half made is removed"
+    write_features(out, LAYOUT, samples)
+    for path in whole.glob("*.safetensors"):
+        assert path.read_bytes() == (out / path.name).read_bytes()

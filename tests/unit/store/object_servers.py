@@ -40,7 +40,7 @@ Upstream = Callable[[str, str, Mapping[str, str], bytes], Answer]
 class Gateway:
     """Passes requests on, or not."""
 
-    def __init__(self, upstream: Upstream, share: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, upstream: Upstream, share: float = 0.0, seed: int = 10) -> None:
         self.upstream = upstream
         self.share = share
         """Of the requests that fail."""

@@ -97,7 +97,7 @@ def test_requests_that_fail_are_made_again(objects: ObjectPlace, cloud: Cloud) -
     """A third of them: error answers, connections that end before, after and within."""
     cloud.gateway.share = 0.35
     with objects.locked():
-        for number in range(12):
+        for number in range(8):
             content = os.urandom(50_000)
             name = f"file-{number}"
             # False where the answer to a first try was lost.
@@ -105,7 +105,7 @@ def test_requests_that_fail_are_made_again(objects: ObjectPlace, cloud: Cloud) -
             assert objects.read(name) == content
             assert objects.read_range(name, 100, 40_000).tobytes() == content[100:40_100]
             objects.replace("last", content)
-    assert set(objects.sizes()) == {*(f"file-{number}" for number in range(12)), "last"}
+    assert set(objects.sizes()) == {*(f"file-{number}" for number in range(8)), "last"}
     cloud.gateway.share = 0
     assert LOCK_NAME not in objects.names()
     faults = {fault for _, _, fault in cloud.gateway.seen}
