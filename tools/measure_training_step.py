@@ -62,6 +62,8 @@ class Case:
     document_len: int
     is_plain: bool = False
     num_steps: int = 7
+    prompt_share: float = 0.0
+    """Of each document, at its start, without loss."""
 
 
 LLAMA_8B = Shape(4096, 14336, 32, 8, 128, 32000)
@@ -81,6 +83,7 @@ CASES: dict[str, list[Case]] = {
         Case("smollm2-65536-fast", SMOLLM2, 65536, 1024),
         Case("smollm2-16384-fast", SMOLLM2, 16384, 1024),
         Case("smollm2-wide-65536-fast", SMOLLM2_WIDE, 65536, 1024),
+        Case("smollm2-prompted-65536-fast", SMOLLM2, 65536, 1024, prompt_share=0.3),
     ],
     "tiny": [
         Case("tiny-fast", TINY, 300, 100, num_steps=3),
@@ -113,17 +116,18 @@ def random_module(case: Case, dtype: torch.dtype, device: torch.device) -> TTTMo
 
 
 def random_batch(case: Case, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """All tokens have loss, so that all rows that can be asked are."""
+    """All tokens but those of prompts have loss, so that all rows that can be asked are."""
     lengths = [case.document_len] * (case.num_tokens // case.document_len)
     documents = make_documents(lengths, device, padded_to=case.num_tokens)
     size, num_tokens = case.shape.hidden_size, case.num_tokens
     positions_T = documents.positions_T
-    rows_R = ((positions_T > 0) & (positions_T < case.document_len - 1)).nonzero()[:, 0]
+    first_row = max(1, int(case.prompt_share * case.document_len) - 1)
+    rows_R = ((positions_T >= first_row) & (positions_T < case.document_len - 1)).nonzero()[:, 0]
     num_rows = rows_R.shape[0]
     vocab_size = case.shape.draft_vocab_size
     return MicroBatch(
         token_ids_T=torch.randint(vocab_size, (num_tokens,), device=device),
-        loss_mask_T=torch.ones(num_tokens, dtype=torch.bool, device=device),
+        loss_mask_T=positions_T > first_row,
         documents=documents,
         features_TF=torch.randn(num_tokens, NUM_TAPS * size, dtype=dtype, device=device),
         targets=TargetRows(
@@ -133,6 +137,7 @@ def random_batch(case: Case, dtype: torch.dtype, device: torch.device) -> MicroB
             final_RD=torch.randn(num_rows, size, dtype=dtype, device=device),
         ),
         sample_numbers=(),
+        first_labels=(first_row,) * len(lengths),
     )
 
 
@@ -189,6 +194,7 @@ def measure(
     seconds = time_steps(step, repeats, device)
     rate = case.num_tokens / statistics.median(seconds)
     operations = rate * case.shape.flops_per_token(case.num_steps)
+    has_all = not case.prompt_share
     if has_profile:
         show_profile(step)
     return {
@@ -196,7 +202,7 @@ def measure(
         "tokens_per_s": round(rate),
         "step_ms": [round(1e3 * one, 2) for one in seconds],
         "peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
-        "share_of_product_peak": round(operations / peak, 4),
+        "share_of_product_peak": round(operations / peak, 4) if has_all else None,
         "gflop_per_token": round(case.shape.flops_per_token(case.num_steps) / 1e9, 3),
         "warm_up_s": round(warm_up_s, 1),
         "loss": round(loss, 4),

@@ -15,6 +15,7 @@ from fledge.contracts.train_settings import LossSettings
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.documents import make_documents
 from fledge.ops.draft_attention import StepKeys, attend_step, attend_step_plain
+from fledge.ops.suffixes import Suffixes
 from fledge.testing import target_of, tiny_head, tiny_model
 from fledge.training.ttt import TTTModule, TTTResult, count_labels
 from tests.parity.test_ttt_kernels import (  # noqa: F401
@@ -123,29 +124,37 @@ def test_bfloat16_fast_is_as_near_as_the_twin(variant: dict[str, Any], is_compil
         assert fast_error < 1.5 * twin_error + 0.005, f"{name}: {fast_error} {twin_error}"
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, (50, 1, 1, 2, 300, 17)], ids=["whole", "ends"])
 @pytest.mark.parametrize("window", [None, 5, 50])
 @pytest.mark.parametrize("num_later", [0, 1, 6])
-def test_attention_and_every_gradient(window: int | None, num_later: int) -> None:
+def test_attention_and_every_gradient(
+    lengths: tuple[int, ...], window: int | None, num_later: int
+) -> None:
     documents = make_documents(LENGTHS, CUDA)
+    suffixes = Suffixes(documents, lengths)
+    rows_A = suffixes.rows_A
     generator = torch.Generator(device=CUDA).manual_seed(0)
 
     def draw(num_heads: int) -> Tensor:
         shape = (documents.num_tokens, num_heads, 64)
-        drawn = torch.randn(shape, generator=generator, device=CUDA, dtype=torch.bfloat16)
-        return drawn.requires_grad_()
+        return torch.randn(shape, generator=generator, device=CUDA, dtype=torch.bfloat16)
 
-    query, grad_THD = draw(6), draw(6).detach()
-    keys, values = [[draw(2) for _ in range(1 + num_later)] for _ in range(2)]
+    inputs = [draw(6), *(draw(2) for _ in range(2 * (1 + num_later)))]
+    grad_AHD = draw(6)[rows_A]
     spec = AttentionSpec(scale=0.125, window=window)
-    inputs = [query, *keys, *values]
     outcomes = []
-    for attend, dtype in ((attend_step, torch.bfloat16), (attend_step_plain, torch.float64)):
-        wide = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
-        wide_keys, wide_values = wide[1 : 2 + num_later], wide[2 + num_later :]
-        seen = StepKeys(wide_keys[0], wide_values[0], tuple(wide_keys[1:]), tuple(wide_values[1:]))
-        out_THD = attend(wide[0], seen, documents, spec)
-        grads = torch.autograd.grad(out_THD, wide, grad_THD.to(dtype), allow_unused=True)
-        outcomes.append([out_THD, *grads])
+    for is_plain, dtype in ((False, torch.bfloat16), (True, torch.float64)):
+        wide = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        own, keys, values = wide[0], wide[1 : 2 + num_later], wide[2 + num_later :]
+        if is_plain:
+            seen = StepKeys(keys[0], values[0], tuple(keys[1:]), tuple(values[1:]))
+            out_AHD = attend_step_plain(own, seen, documents, spec)[rows_A]
+        else:
+            later = [tuple(one[rows_A] for one in some[1:]) for some in (keys, values)]
+            seen = StepKeys(keys[0], values[0], *later)
+            out_AHD = attend_step(own[rows_A], seen, suffixes, spec)
+        grads = torch.autograd.grad(out_AHD, wide, grad_AHD.to(dtype), allow_unused=True)
+        outcomes.append([out_AHD, *grads])
     for found, expected in zip(*outcomes, strict=True):
         if found is None or expected is None:
             assert found is None or not found.any()

@@ -71,7 +71,7 @@ class ComparedDrafter(HeadDrafter):
         index = len(committed) - 2
         for is_plain in (True, False):
             steps = HeadSteps(self._head, is_plain=is_plain, is_compiled=False)
-            normed = steps(batch, batch.features_TF, self._embedding, num_steps)
+            normed = steps(batch, None, batch.features_TF, self._embedding, num_steps)
             found_KV = self._head.lm_head(torch.stack([one[index] for one in normed]))
             torch.testing.assert_close(found_KV, seen_KV, rtol=1e-4, atol=2e-4)
 

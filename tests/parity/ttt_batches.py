@@ -13,7 +13,7 @@ from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows
 
 CPU = torch.device("cpu")
-LENGTHS = (5, 1, 2, 3, 17, 11)
+LENGTHS = (5, 1, 2, 3, 26, 11)
 
 
 def random_readout(head: Eagle3Head, dtype: torch.dtype, **flags: Any) -> Readout:
@@ -33,7 +33,7 @@ def random_batch(
     seed: int = 0,
     top_k: int | None = None,
 ) -> MicroBatch:
-    """Labels on about two of three tokens, distributions that a random head is not far from."""
+    """Prompts of a third, then labels on two of three tokens; a random head is near enough."""
     device = head.draft_to_target_V.device
     documents = make_documents(lengths, device, padded_to=padded_to)
     generator = torch.Generator().manual_seed(seed)
@@ -41,6 +41,7 @@ def random_batch(
     token_ids_T = torch.randint(config.vocab_size, (num_tokens,), generator=generator)
     mask_T = torch.rand(num_tokens, generator=generator) < 0.66
     mask_T[sum(lengths) :] = False
+    mask_T[: sum(lengths)] &= is_answer(lengths)
     width = config.num_taps * config.target_hidden_size
     features_TF = torch.randn((num_tokens, width), generator=generator, dtype=torch.float64)
     final_TD = torch.randn((num_tokens, config.target_hidden_size), generator=generator).double()
@@ -53,6 +54,20 @@ def random_batch(
         features_TF=features_TF.to(dtype).to(device),
         targets=describe(final_RD, rows_R, readout, head, top_k),
         sample_numbers=tuple(range(len(lengths))),
+        first_labels=first_labels(rows_R.tolist(), lengths),
+    )
+
+
+def is_answer(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([i >= length // 3 for length in lengths for i in range(length)])
+
+
+def first_labels(rows: list[int], lengths: Sequence[int]) -> tuple[int, ...]:
+    """Within each document, its length for none."""
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    return tuple(
+        min((row - start for row in rows if start <= row < start + length), default=length)
+        for start, length in zip(starts, lengths, strict=True)
     )
 
 

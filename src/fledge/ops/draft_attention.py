@@ -12,7 +12,8 @@ A window counts positions: at step k the step-0 keys are k positions further awa
 merged with the few keys of later steps by their log-sum-exp, and its backward pass is given the
 merged output and sum.
 
-Legend: T tokens, H query heads, G key heads, D head size, K draft steps so far.
+Legend: T tokens, A of them in the documents' ends, H query heads, G key heads, D head size, S keys
+of later steps.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from fledge.ops.attention import AttentionSpec
 from fledge.ops.document_flash import Attended, DocumentFlash
 from fledge.ops.documents import Documents
 from fledge.ops.key_merge import merge, merge_backward
+from fledge.ops.suffixes import Suffixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +92,24 @@ def _visible(documents: Documents, spec: AttentionSpec, step: int) -> Tensor:
 
 
 def attend_step(
-    query_THD: Tensor, seen: StepKeys, documents: Documents, spec: AttentionSpec
+    query_AHD: Tensor, seen: StepKeys, suffixes: Suffixes, spec: AttentionSpec
 ) -> Tensor:
-    """The same without keeping any score; returns [T, H, D]."""
+    """The same for the ends of documents, without keeping any score; returns [A, H, D].
+
+    Later keys and values are those of the ends only, as the queries are.
+    """
     step, window = seen.step, spec.window
     # Keys of the earliest steps may lie outside a window that is shorter than the chain.
     first = 0 if window is None else max(0, step - window)
     flash = None
     if window is None or step < window:
         reach = None if window is None else window - 1 - step
-        flash = DocumentFlash(documents, scale=spec.scale, reach=reach)
+        flash = DocumentFlash(suffixes, scale=spec.scale, reach=reach)
     later = (*seen.later_keys[first:], *seen.later_values[first:])
-    out_THD: Tensor = _AttendStep.apply(  # type: ignore[no-untyped-call]
-        flash, spec.scale, query_THD.contiguous(), seen.keys_TGD, seen.values_TGD, *later
+    out_AHD: Tensor = _AttendStep.apply(  # type: ignore[no-untyped-call]
+        flash, spec.scale, query_AHD.contiguous(), seen.keys_TGD, seen.values_TGD, *later
     )
-    return out_THD
+    return out_AHD
 
 
 class _AttendStep(torch.autograd.Function):
@@ -113,49 +118,49 @@ class _AttendStep(torch.autograd.Function):
         ctx: Any,
         flash: DocumentFlash | None,
         scale: float,
-        query_THD: Tensor,
+        query_AHD: Tensor,
         keys_TGD: Tensor,
         values_TGD: Tensor,
         *later: Tensor,
     ) -> Tensor:
         if flash is None:
-            lse_HT = query_THD.new_full(query_THD.shape[1::-1], -torch.inf, dtype=_wide(query_THD))
-            attended = Attended(torch.zeros_like(query_THD), lse_HT)
+            lse_HA = query_AHD.new_full(query_AHD.shape[1::-1], -torch.inf, dtype=_wide(query_AHD))
+            attended = Attended(torch.zeros_like(query_AHD), lse_HA)
         else:
-            attended = flash.forward(query_THD, keys_TGD, values_TGD)
+            attended = flash.forward(query_AHD, keys_TGD, values_TGD)
         if later:
-            attended = merge(query_THD, attended, *_stacked(later), scale)
+            attended = merge(query_AHD, attended, *_stacked(later), scale)
         ctx.flash, ctx.scale = flash, scale
-        ctx.save_for_backward(query_THD, keys_TGD, values_TGD, *attended, *later)
-        return attended.out_THD
+        ctx.save_for_backward(query_AHD, keys_TGD, values_TGD, *attended, *later)
+        return attended.out_AHD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_THD,) = grads
-        query_THD, keys_TGD, values_TGD, out_THD, lse_HT, *later = ctx.saved_tensors
-        merged = Attended(out_THD, lse_HT)
+        (grad_AHD,) = grads
+        query_AHD, keys_TGD, values_TGD, out_AHD, lse_HA, *later = ctx.saved_tensors
+        merged = Attended(out_AHD, lse_HA)
         own_grads: tuple[Tensor, Tensor | None, Tensor | None]
         if ctx.flash is None:
-            own_grads = (torch.zeros_like(query_THD), None, None)
+            own_grads = (torch.zeros_like(query_AHD), None, None)
         else:
-            own_grads = ctx.flash.backward(grad_THD, query_THD, keys_TGD, values_TGD, merged)
+            own_grads = ctx.flash.backward(grad_AHD, query_AHD, keys_TGD, values_TGD, merged)
         if not later:
             return (None, None, *own_grads)
         merge_grads = merge_backward(
-            grad_THD,
-            query_THD,
+            grad_AHD,
+            query_AHD,
             merged,
             *_stacked(later),
             ctx.scale,
             query_grad_THD=own_grads[0],
         )
-        query_grad_THD, keys_grad_STGD, values_grad_STGD = merge_grads
-        later_grads = (*keys_grad_STGD.unbind(), *values_grad_STGD.unbind())
-        return (None, None, query_grad_THD, *own_grads[1:], *later_grads)
+        query_grad_AHD, keys_grad_SAGD, values_grad_SAGD = merge_grads
+        later_grads = (*keys_grad_SAGD.unbind(), *values_grad_SAGD.unbind())
+        return (None, None, query_grad_AHD, *own_grads[1:], *later_grads)
 
 
 def _stacked(later: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values [S, T, G, D] of later steps, which come as S keys and then S values."""
+    """Keys and values [S, A, G, D] of later steps, which come as S keys and then S values."""
     half = len(later) // 2
     return torch.stack(tuple(later[:half])), torch.stack(tuple(later[half:]))
 

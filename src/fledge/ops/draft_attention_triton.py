@@ -117,12 +117,12 @@ def merge_fused(
     query_THD: Tensor, attended: Attended, keys_STGD: Tensor, values_STGD: Tensor, scale: float
 ) -> Attended:
     """`key_merge.merge_plain` in one kernel; all is contiguous."""
-    out_THD, lse_HT = torch.empty_like(attended.out_THD), torch.empty_like(attended.lse_HT)
+    out_THD, lse_HT = torch.empty_like(attended.out_AHD), torch.empty_like(attended.lse_HA)
     shape = _shape(query_THD, keys_STGD)
     _merge_kernel[(query_THD.shape[0], keys_STGD.shape[2])](
         query_THD,
-        attended.out_THD,
-        attended.lse_HT,
+        attended.out_AHD,
+        attended.lse_HA,
         keys_STGD,
         values_STGD,
         out_THD,
@@ -152,8 +152,8 @@ def merge_backward_fused(
     _merge_backward_kernel[(query_THD.shape[0], keys_STGD.shape[2])](
         grad_THD.contiguous(),
         query_THD,
-        merged.out_THD,
-        merged.lse_HT,
+        merged.out_AHD,
+        merged.lse_HA,
         keys_STGD,
         values_STGD,
         query_grad_THD,

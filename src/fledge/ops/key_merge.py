@@ -58,12 +58,12 @@ def merge_plain(
     query_THD: Tensor, attended: Attended, keys_STGD: Tensor, values_STGD: Tensor, scale: float
 ) -> Attended:
     num_groups = keys_STGD.shape[2]
-    wide = attended.lse_HT.dtype
+    wide = attended.lse_HA.dtype
     query_TGgD = _by_group(query_THD, num_groups).to(wide)
-    lse_TGg = attended.lse_HT.T.reshape(query_TGgD.shape[:3])
+    lse_TGg = attended.lse_HA.T.reshape(query_TGgD.shape[:3])
     scores = [(query_TGgD * keys_TGD[:, :, None]).sum(-1) * scale for keys_TGD in keys_STGD]
     merged_TGg = torch.stack([lse_TGg, *scores]).logsumexp(dim=0)
-    out_TGgD = _by_group(attended.out_THD, num_groups).to(wide)
+    out_TGgD = _by_group(attended.out_AHD, num_groups).to(wide)
     out_TGgD = out_TGgD * (lse_TGg - merged_TGg).exp()[..., None]
     for score_TGg, values_TGD in zip(scores, values_STGD, strict=True):
         out_TGgD += (score_TGg - merged_TGg).exp()[..., None] * values_TGD[:, :, None]
@@ -82,11 +82,11 @@ def merge_backward_plain(
     query_grad_THD: Tensor,
 ) -> MergeGradients:
     num_groups = keys_STGD.shape[2]
-    wide = merged.lse_HT.dtype
+    wide = merged.lse_HA.dtype
     query_TGgD = _by_group(query_THD, num_groups).to(wide)
     grad_TGgD = _by_group(grad_THD, num_groups).to(wide)
-    lse_TGg = merged.lse_HT.T.reshape(query_TGgD.shape[:3])
-    delta_TGg = (grad_TGgD * _by_group(merged.out_THD, num_groups)).sum(dim=-1)
+    lse_TGg = merged.lse_HA.T.reshape(query_TGgD.shape[:3])
+    delta_TGg = (grad_TGgD * _by_group(merged.out_AHD, num_groups)).sum(dim=-1)
     query_grad_TGgD = _by_group(query_grad_THD, num_groups).to(wide)
     keys_grad_STGD, values_grad_STGD = torch.empty_like(keys_STGD), torch.empty_like(values_STGD)
     for number, (keys_TGD, values_TGD) in enumerate(zip(keys_STGD, values_STGD, strict=True)):

@@ -56,3 +56,10 @@ class MicroBatch:
     targets: TargetRows
     sample_numbers: tuple[int, ...]
     """Of the corpus, for messages."""
+
+    first_labels: tuple[int, ...] | None = None
+    """First row with a label within each document, known to the host; None where it is not.
+
+    Nothing before the index that reaches it needs more than keys. Documents behind the last that
+    is named are padding.
+    """

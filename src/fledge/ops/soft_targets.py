@@ -23,6 +23,7 @@ from torch import Tensor
 from fledge.contracts.train_settings import LossKind
 from fledge.ops.documents import Documents
 from fledge.ops.micro_batch import TargetRows
+from fledge.ops.suffixes import Suffixes
 from fledge.ops.wide_product import wide_product
 
 TINY = 1e-30
@@ -59,16 +60,16 @@ class Labels:
     """The target's best token as a draft token; -1 where the draft vocabulary lacks it."""
 
     index_RK: Tensor
-    """Index that a row is asked of; T where there is none in the row's document."""
+    """Index that a row is asked of, among those computed; `num_indices` where there is none."""
 
     counts_R: Tensor
     """Whether the row has a part in the loss; it is measured in any case."""
 
-    num_tokens: int
+    num_indices: int
 
     @property
     def is_asked_RK(self) -> Tensor:
-        return self.index_RK < self.num_tokens
+        return self.index_RK < self.num_indices
 
 
 class LossRows(NamedTuple):
@@ -86,23 +87,30 @@ class LossRows(NamedTuple):
 def find_labels(
     targets: TargetRows,
     documents: Documents,
+    suffixes: Suffixes | None,
     draft_of_target: Tensor,
     *,
     num_steps: int,
     greedy_in_vocab_only: bool,
 ) -> Labels:
-    """Where each row of the target is asked; `draft_of_target` has -1 for tokens not drafted."""
+    """Where each row of the target is asked; `draft_of_target` has -1 for tokens not drafted.
+
+    With suffixes, only their indices are computed, and all labels must be reached from them.
+    """
     steps_K = torch.arange(num_steps, device=targets.rows_R.device)
     is_asked_RK = documents.positions_T[targets.rows_R][:, None] > steps_K
-    index_RK = targets.rows_R[:, None] - 1 - steps_K
+    index_RK = (targets.rows_R[:, None] - 1 - steps_K).clamp(min=0)
+    if suffixes is not None:
+        index_RK = suffixes.numbers_T[index_RK]
+    num_indices = (documents if suffixes is None else suffixes).num_tokens
     greedy_R = draft_of_target[targets.greedy_R]
     all_R = torch.ones_like(greedy_R, dtype=torch.bool)
     return Labels(
         targets=targets,
         greedy_R=greedy_R,
-        index_RK=torch.where(is_asked_RK, index_RK, documents.num_tokens),
+        index_RK=torch.where(is_asked_RK, index_RK, num_indices),
         counts_R=greedy_R >= 0 if greedy_in_vocab_only else all_R,
-        num_tokens=documents.num_tokens,
+        num_indices=num_indices,
     )
 
 
@@ -122,7 +130,7 @@ def soft_target_loss_plain(
     losses, corrects, accepts = [], [], []
     for step, normed_TD in enumerate(normed):
         is_asked_R = labels.is_asked_RK[:, step]
-        index_R = labels.index_RK[:, step].clamp(max=labels.num_tokens - 1)
+        index_R = labels.index_RK[:, step].clamp(max=labels.num_indices - 1)
         logits_RV = F.linear(normed_TD[index_R], lm_head_VD)
         logq_RV = logits_RV.to(p_RV.dtype).log_softmax(dim=-1)
         accepted_R = torch.minimum(kept_RV, logq_RV.exp()).sum(dim=-1)
@@ -162,7 +170,7 @@ def feature_loss(normed: Sequence[Tensor], labels: Labels, weights_K: Tensor) ->
     losses = []
     for step, normed_TD in enumerate(normed):
         is_used_R = labels.is_asked_RK[:, step] & labels.counts_R
-        index_R = labels.index_RK[:, step].clamp(max=labels.num_tokens - 1)
+        index_R = labels.index_RK[:, step].clamp(max=labels.num_indices - 1)
         own_RD = normed_TD[index_R].to(_wide(normed_TD))
         error_RD = F.smooth_l1_loss(own_RD, final_RD.to(own_RD.dtype), reduction="none")
         losses.append((error_RD.mean(dim=-1) * is_used_R).sum())
@@ -171,13 +179,13 @@ def feature_loss(normed: Sequence[Tensor], labels: Labels, weights_K: Tensor) ->
 
 def chain_counts(correct_RK: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """Per step: indices correct at every step up to it, and those offered such a step."""
-    alive_T = torch.ones(labels.num_tokens + 1, dtype=torch.bool, device=correct_RK.device)
+    alive_T = torch.ones(labels.num_indices + 1, dtype=torch.bool, device=correct_RK.device)
     chains, offers = [], []
     for step in range(correct_RK.shape[1]):
         index_R = labels.index_RK[:, step]
         offered_R = alive_T[index_R] & labels.is_asked_RK[:, step]
         chained_R = offered_R & correct_RK[:, step]
-        # Rows that are not asked all share the slot behind the last token, which stays false.
+        # Rows that are not asked all share the slot behind the last index, which stays false.
         alive_T = torch.zeros_like(alive_T).index_put((index_R,), chained_R)
         chains.append(chained_R.sum())
         offers.append(offered_R.sum())

@@ -40,6 +40,7 @@ from fledge.ops.soft_targets import (
     find_labels,
     soft_target_loss_plain,
 )
+from fledge.ops.suffixes import reaching
 from fledge.training.step_sums import StepSums
 from fledge.training.ttt_steps import HeadSteps
 
@@ -123,12 +124,15 @@ class TTTModule(nn.Module):
             for name, parameter in self.head.named_parameters()
             if not name.startswith("lm_head")
         }
-        normed: list[Tensor] = functional_call(
-            self._steps[0], cast, (batch, features_TF, self._embedding_VD, self.loss.steps)
-        )
+        suffixes = None
+        if not self.is_plain:
+            suffixes = reaching(batch.documents, batch.first_labels, self.loss.steps)
+        inputs = (batch, suffixes, features_TF, self._embedding_VD, self.loss.steps)
+        normed: list[Tensor] = functional_call(self._steps[0], cast, inputs)
         labels = find_labels(
             batch.targets,
             batch.documents,
+            suffixes,
             self._draft_of_target,
             num_steps=self.loss.steps,
             greedy_in_vocab_only=self.loss.greedy_in_vocab_only,
