@@ -43,6 +43,9 @@ class HostBatch:
     tensors: Mapping[str, Tensor]
     """The parts of the layout by name, and `rows`: those of the batch that have a label."""
 
+    first_labels: tuple[int, ...] | None = None
+    """First row with a label within each sample, its length for none."""
+
 
 def host_bytes(store: FeatureStore, places: Sequence[int]) -> int:
     """Memory that `load_batch` takes: the batch, and one sample on its way into it."""
@@ -65,14 +68,16 @@ def load_batch(store: FeatureStore, places: Sequence[int], *, is_pinned: bool) -
     }
     tensors[_ROWS] = torch.empty(num_labels, dtype=torch.int32, pin_memory=is_pinned)
     token = label = 0
+    first_labels = []
     for place in places:
         sample = store.read(place)
         rows = label_rows(sample.loss_mask)
+        first_labels.append(int(rows[0]) if len(rows) else len(sample.token_ids))
         _lay(tensors, store.layout, sample, token, label)
         tensors[_ROWS].numpy()[label : label + len(rows)] = token + rows
         token, label = token + len(sample.token_ids), label + len(rows)
     numbers = tuple(int(number) for number in store.numbers[list(places)])
-    return HostBatch(tuple(lengths), numbers, tensors)
+    return HostBatch(tuple(lengths), numbers, tensors, tuple(first_labels))
 
 
 def _empty(part: Part, num_rows: int, is_pinned: bool) -> Tensor:
@@ -133,6 +138,7 @@ class BatchDecoder:
                 top_logprobs_RC=None if logprobs is None else logprobs.float(),
             ),
             sample_numbers=host.sample_numbers,
+            first_labels=host.first_labels,
         )
 
     def _features(self, documents: Documents, parts: Mapping[str, Tensor]) -> Tensor:

@@ -50,10 +50,8 @@ class OnlineSource:
         samples = [self.said(position) for position in positions]
         lengths = tuple(len(sample.token_ids) for sample in samples)
         starts = np.cumsum((0, *lengths[:-1]))
-        rows = [
-            start + label_rows(sample.loss_mask)
-            for start, sample in zip(starts, samples, strict=True)
-        ]
+        own_rows = [label_rows(sample.loss_mask) for sample in samples]
+        rows = [start + own for start, own in zip(starts, own_rows, strict=True)]
         arrays = {
             "token_ids": np.concatenate([sample.token_ids for sample in samples]).astype(np.int64),
             "loss_mask": np.concatenate([sample.loss_mask for sample in samples]),
@@ -63,7 +61,7 @@ class OnlineSource:
         if self.device.type == "cuda":
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         numbers = tuple(int(self.samples.numbers[position]) for position in positions)
-        return HostBatch(lengths, numbers, tensors)
+        return HostBatch(lengths, numbers, tensors, tuple(int(own[0]) for own in own_rows))
 
     @torch.no_grad()
     def put(self, host: HostBatch) -> MicroBatch:
@@ -81,6 +79,7 @@ class OnlineSource:
                 reading.final_TD, tensors["rows"], self._target.readout, self._draft_ids_V
             ),
             sample_numbers=host.sample_numbers,
+            first_labels=host.first_labels,
         )
         return padded(batch, self._padded_to)
 
