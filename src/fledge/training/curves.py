@@ -2,14 +2,16 @@
 
     {"step": 40, "kind": "train", "figures": {"loss": 3.1, ...}, "timing": {"tokens_per_s": ...}}
 
-`curves.jsonl` is the truth; TensorBoard and Weights & Biases get copies. What a clock says stands
-apart under `timing`, so that two runs of the same settings have equal lines without it. A line that
-a kill cut short is left out when reading and removed before writing goes on.
+`curves.jsonl` is the truth; TensorBoard and Weights & Biases get copies, about one training step a
+second, since a step of many figures costs them milliseconds. What a clock says stands apart under
+`timing`, so that two runs of the same settings have equal lines without it. A line that a kill cut
+short is left out when reading and removed before writing goes on.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,8 @@ from fledge.training.metrics import Figure
 
 CURVES_NAME = "curves.jsonl"
 Kind = Literal["train", "held_out", "decode"]
+_MIRRORED_EVERY_S = 1.0
+_TRAIN_MARK = b'"kind": "train"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,7 @@ class CurveLog:
         self._is_mirrored = is_mirrored
         self._mirrors: list[Mirror] | None = None
         self._purged_from: int | None = None
+        self._mirrored_s = -math.inf
         _drop_torn_line(self._path)
         self._file = self._path.open("ab")
 
@@ -65,8 +70,11 @@ class CurveLog:
         )
         self._file.write(_line(record))
         self._file.flush()
-        for mirror in self._opened_mirrors():
-            mirror.add(record.step, record.kind, {**record.figures, **record.timing})
+        now = time.monotonic()
+        if kind != "train" or now - self._mirrored_s >= _MIRRORED_EVERY_S:
+            self._mirrored_s = now if kind == "train" else self._mirrored_s
+            for mirror in self._opened_mirrors():
+                mirror.add(record.step, record.kind, {**record.figures, **record.timing})
 
     def truncate_after(self, step: int) -> None:
         """Forget what lies behind a step: training goes on from its checkpoint."""
@@ -111,22 +119,36 @@ class CurveLog:
         self._mirrors = None
 
 
-def read_curves(directory: Path) -> list[CurveRecord]:
-    """All whole lines of a run's curves; none when there is no file."""
+def read_curves(directory: Path, *, most_steps: int | None = None) -> list[CurveRecord]:
+    """All whole lines of a run's curves; none when there is no file.
+
+    `most_steps` leaves out training steps evenly, so that about so many remain, the newest among
+    them; what is left out is not even parsed.
+    """
     path = directory / CURVES_NAME
     content = path.read_bytes() if path.exists() else b""
-    records = []
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            records.append(CurveRecord(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ArtifactError(
-                f"{path} is damaged in line {number}; remove the line, or the file: only the "
-                "curves are lost."
-            ) from error
-    return records
+    lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+    return [_parse(path, number, lines[number]) for number in _chosen(lines, most_steps)]
+
+
+def _chosen(lines: Sequence[bytes], most_steps: int | None) -> Sequence[int]:
+    if most_steps is None:
+        return range(len(lines))
+    steps = [number for number, line in enumerate(lines) if _TRAIN_MARK in line]
+    stride = max(1, -(-len(steps) // most_steps))
+    kept = {*steps[::-stride]}
+    left_out = {number for number in steps if number not in kept}
+    return [number for number in range(len(lines)) if number not in left_out]
+
+
+def _parse(path: Path, number: int, line: bytes) -> CurveRecord:
+    try:
+        return CurveRecord(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} is damaged in line {number + 1}; remove the line, or the file: only the "
+            "curves are lost."
+        ) from error
 
 
 def _line(record: CurveRecord) -> bytes:

@@ -46,7 +46,7 @@ class _Line:
 
 def draw_curves(directory: Path) -> None:
     """Draw what `curves.jsonl` of a run directory holds, over any older picture."""
-    records = read_curves(directory)
+    records = read_curves(directory, most_steps=_MAX_POINTS)
     picture = _draw(records, title=directory.resolve().name)
     png = io.BytesIO()
     picture.savefig(png, format="png", dpi=130)
@@ -186,23 +186,19 @@ def _name_lines(axes: Any, columns: int = 1) -> None:
 def _line(
     records: Sequence[CurveRecord], kind: Kind, name: str, depth: int | None = None
 ) -> _Line | None:
-    """One figure over the steps, thinned; None when it was never measured."""
+    """One figure over the steps; None when it was never measured."""
     points = []
     for record in records:
         if record.kind != kind:
             continue
-        value = {**record.figures, **record.timing}.get(name)
+        value = record.figures.get(name, record.timing.get(name))
         if isinstance(value, list):
             value = value[depth] if depth is not None and depth < len(value) else None
         if value is not None:
             points.append((record.step, value))
     if not points:
         return None
-    # The newest point is always shown.
-    shown = points[:: -(-len(points) // _MAX_POINTS)]
-    if shown[-1] != points[-1]:
-        shown.append(points[-1])
-    return _Line([step for step, _ in shown], [value for _, value in shown])
+    return _Line([step for step, _ in points], [value for _, value in points])
 
 
 def _smoothed(line: _Line) -> _Line:

@@ -70,6 +70,18 @@ def test_cut_after_a_step_and_gone_on_gives_the_same_bytes(tmp_path: Path) -> No
     assert whole == cut
 
 
+def test_many_steps_are_thinned_evenly(tmp_path: Path) -> None:
+    with CurveLog(tmp_path, is_mirrored=False) as log:
+        for step in range(1, 11):
+            write(log, step)
+            if step % 5 == 0:
+                log.add(step, "decode", {"accept_length": 2.0})
+    few = read_curves(tmp_path, most_steps=4)
+    assert [record.step for record in few if record.kind == "train"] == [1, 4, 7, 10]
+    assert [record.step for record in few if record.kind == "decode"] == [5, 10]
+    assert read_curves(tmp_path, most_steps=10) == read_curves(tmp_path)
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     (tmp_path / CURVES_NAME).write_text('{"step": 1, "kind": "train", "figures": {}}\n???\n')
     with pytest.raises(ArtifactError, match=r"curves.jsonl is damaged in line 2"):
@@ -85,12 +97,16 @@ def test_what_is_not_a_number_could_not_be_measured(tmp_path: Path) -> None:
 def test_tensorboard_shows_a_resumed_run_once(tmp_path: Path) -> None:
     with CurveLog(tmp_path) as log:
         write(log, 1, 2, 3)
+        for step in (1, 2, 3):
+            log.add(step, "held_out", {"loss": float(step)})
     with CurveLog(tmp_path) as log:
         log.truncate_after(1)
-        write(log, 2)
+        log.add(2, "held_out", {"loss": 2.5})
     shown = EventAccumulator(str(tmp_path / "tensorboard"))
     shown.Reload()
-    assert [event.step for event in shown.Scalars("train/loss")] == [1, 2]
+    held_out = shown.Scalars("held_out/loss")
+    assert [(event.step, event.value) for event in held_out] == [(1, 1.0), (2, 2.5)]
+    assert [event.step for event in shown.Scalars("train/loss")] == [1], "one a second at most"
     assert shown.Scalars("train/accuracy_at_depth/1")[0].value == 0.5
     assert "train/accuracy_at_depth/2" not in shown.Tags()["scalars"]
     assert shown.Scalars("train/s")
