@@ -14,6 +14,7 @@ from fledge.features.feature_store import FeatureStore
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.document_attention import DocumentAttention, attend_documents_plain
 from fledge.ops.documents import make_documents
+from fledge.ops.vocab_share import weigh_part, weigh_part_plain
 from fledge.testing import save_tiny_target, target_of, tiny_model
 from tests.unit.features.capture_support import SMALL, random_samples, save_corpus
 
@@ -91,3 +92,20 @@ def test_captures_on_cuda_are_those_of_the_cpu_and_repeat(tmp_path: Path) -> Non
         assert ours.rows["greedy"].tolist() == theirs.rows["greedy"].tolist()
         for name in ("taps.values", "final.values", "log_mass"):
             np.testing.assert_allclose(ours.rows[name], theirs.rows[name], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocab_size", [262, 49152, 128256])
+def test_a_part_of_the_vocabulary_is_weighed_as_its_twin_does(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator(CUDA).manual_seed(0)
+    logits_PV = 6 * torch.randn(300, vocab_size, generator=generator, device=CUDA)
+    is_part_V = torch.rand(vocab_size, generator=generator, device=CUDA) < 0.3
+    logits_PV[1, is_part_V] -= 200
+    logits_PV = logits_PV.to(dtype)
+    fused, plain = weigh_part(logits_PV, is_part_V), weigh_part_plain(logits_PV, is_part_V)
+    highest_P = logits_PV.max(dim=-1).values
+    assert torch.equal(logits_PV.gather(1, fused.greedy_P[:, None])[:, 0], highest_P)
+    torch.testing.assert_close(fused.log_part_P, plain.log_part_P, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fused.log_share_P, plain.log_share_P, rtol=1e-5, atol=2e-5)

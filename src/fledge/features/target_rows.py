@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fledge.models.target_reading import Readout
 from fledge.ops.micro_batch import TargetRows
+from fledge.ops.vocab_share import weigh_part
 
 _LOGITS_AT_ONCE = 1 << 27
 
@@ -28,18 +29,20 @@ def describe_rows(
     draft vocabulary and their log-probabilities within it.
     """
     final_RD = final_TD[label_rows_R]
-    rows_at_once = max(1, _LOGITS_AT_ONCE // readout.weight_VD.shape[0])
+    vocab_size = readout.weight_VD.shape[0]
+    is_draft_V = torch.zeros(vocab_size, dtype=torch.bool, device=final_TD.device)
+    is_draft_V[draft_ids_C] = True
     greedy, log_mass, top_ids, top_logprobs = [], [], [], []
-    for part_PD in torch.split(final_RD, rows_at_once):
+    for part_PD in torch.split(final_RD, max(1, _LOGITS_AT_ONCE // vocab_size)):
         logits_PV = readout.logits(part_PD)
-        greedy.append(logits_PV.argmax(dim=-1))
-        # Over the full vocabulary, so that their sum is the share of the draft vocabulary.
-        draft_PC = torch.log_softmax(logits_PV, dim=-1, dtype=torch.float32)[:, draft_ids_C]
-        log_mass.append(draft_PC.logsumexp(dim=-1))
+        share = weigh_part(logits_PV, is_draft_V)
+        greedy.append(share.greedy_P)
+        log_mass.append(share.log_share_P)
         if top_k is not None:
-            logprobs_PK, ids_PK = draft_PC.topk(min(top_k, draft_PC.shape[1]), dim=-1)
+            draft_PC = logits_PV.index_select(1, draft_ids_C)
+            best_PK, ids_PK = draft_PC.topk(min(top_k, draft_PC.shape[1]), dim=-1)
             top_ids.append(ids_PK)
-            top_logprobs.append(logprobs_PK - log_mass[-1][:, None])
+            top_logprobs.append(best_PK.float() - share.log_part_P[:, None])
     return TargetRows(
         rows_R=label_rows_R,
         greedy_R=torch.cat(greedy),
