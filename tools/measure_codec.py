@@ -1,10 +1,10 @@
 """Measures the feature codec: what each format loses, on invented and on real hidden states.
 
 On a target's own hidden states three figures stand beside the bytes: the error of a token as a
-share of its size; the error of a channel as a share of the channel's spread, for the middle one, the
+share of its size; the error of a channel as a share of its spread, for the middle channel, the
 worst tenth and the worst; and how often the probe behind `capture.layers = "auto"`, a ridge
-regression fitted on decoded features, has the target's choice on top. Final hidden rows are judged
-by what they do to the target's distribution.
+regression fitted on decoded features, has the target's choice on top. Final hidden rows are
+judged by what they do to the target's distribution.
 
     python tools/measure_codec.py --target NAME --texts FILE.jsonl --out benchmarks/FILE.json
 
