@@ -74,12 +74,15 @@ class _SoftTargets(torch.autograd.Function):
         chunks = _Chunks(stacked_KTD, lm_head_VD, labels, readout, weights_K, wants_grad)
         compared = [chunks.compare(rows, kind) for rows in chunks.rows()]
         ctx.grads = (chunks.grad_KTD, chunks.grad_VD)
-        loss_RK = torch.cat([one.loss_CK for one in compared])
+        is_asked_RK = labels.is_asked_RK
+        is_used_RK = is_asked_RK & labels.counts_R[:, None]
+        loss_RK = torch.where(is_used_RK, torch.cat([one.loss_CK for one in compared]), 0.0)
         loss = (loss_RK.sum(dim=0) * weights_K.to(loss_RK.dtype)).sum()
+        accepted_RK = torch.cat([one.accepted_CK for one in compared])
         outputs = (
             loss_RK,
-            torch.cat([one.correct_CK for one in compared]),
-            torch.cat([one.accepted_CK for one in compared]),
+            torch.cat([one.correct_CK for one in compared]) & is_asked_RK,
+            torch.where(is_asked_RK, accepted_RK, 0.0),
             torch.cat([one.entropy_C for one in compared]),
         )
         ctx.mark_non_differentiable(*outputs)
@@ -111,12 +114,15 @@ class _Chunks:
         self._hidden_FD = stacked_KTD.reshape(-1, size)
         self._weight_VD = lm_head_VD.to(stacked_KTD.dtype)
         wide = torch.promote_types(stacked_KTD.dtype, torch.float32)
-        is_used_RK = labels.is_asked_RK & labels.counts_R[:, None]
+        is_asked_RK = labels.is_asked_RK
+        is_used_RK = is_asked_RK & labels.counts_R[:, None]
         self._weights_RK = torch.where(is_used_RK, weights_K.to(wide), 0.0)
+        self._mass_R = labels.targets.log_mass_R.to(wide).exp()
         steps_K = torch.arange(num_steps, device=stacked_KTD.device)
         nowhere = num_steps * num_tokens
         flat_RK = labels.index_RK + steps_K * num_tokens
-        self._flat_RK = torch.where(labels.is_asked_RK, flat_RK, nowhere)
+        self._to_RK = torch.where(is_asked_RK, flat_RK, nowhere)
+        self._from_RK = torch.where(is_asked_RK, flat_RK, 0)
         self.grad_VD: Tensor | None = None
         self.grad_KTD: Tensor | None = None
         if wants_grad:
@@ -127,32 +133,25 @@ class _Chunks:
 
     def rows(self) -> list[slice]:
         """At least one chunk, which may be empty."""
-        num_rows, num_steps = self._flat_RK.shape
+        num_rows, num_steps = self._to_RK.shape
         at_once = _LOGITS_AT_ONCE[self._weight_VD.device.type]
         at_once = max(1, at_once // (num_steps * self._weight_VD.shape[0]))
         return [slice(i, i + at_once) for i in range(0, max(num_rows, 1), at_once)]
 
     def compare(self, rows: slice, kind: LossKind) -> Compared:
+        """Of some rows, whether asked or not; what is not asked has no weight."""
         labels = self._labels
-        flat_P = self._flat_RK[rows].flatten()
-        hidden_PD = self._hidden_FD[flat_P.clamp(max=self._hidden_FD.shape[0] - 1)]
+        hidden_PD = self._hidden_FD[self._from_RK[rows].flatten()]
         draft_PV = wide_product(hidden_PD, self._weight_VD.T)
         target_CV = target_logits(_some(labels.targets, rows), self._readout, self._weight_VD)
-        mass_C = labels.targets.log_mass_R[rows].to(draft_PV.dtype).exp()
-        chunk = Chunk(labels.greedy_R[rows], mass_C, self._weights_RK[rows])
+        chunk = Chunk(labels.greedy_R[rows], self._mass_R[rows], self._weights_RK[rows])
         slope_dtype = None if self.grad_VD is None else hidden_PD.dtype
         compared = compare_rows(target_CV, draft_PV, chunk, kind, slope_dtype)
         if compared.slope_PV is not None and self.grad_VD is not None:
-            self._grad_FD.index_copy_(0, flat_P, compared.slope_PV @ self._weight_VD)
+            to_P = self._to_RK[rows].flatten()
+            self._grad_FD.index_copy_(0, to_P, compared.slope_PV @ self._weight_VD)
             add_product(self.grad_VD, compared.slope_PV.T, hidden_PD)
-        is_asked_CK = labels.is_asked_RK[rows]
-        is_used_CK = is_asked_CK & labels.counts_R[rows, None]
-        return compared._replace(
-            loss_CK=torch.where(is_used_CK, compared.loss_CK, 0.0),
-            correct_CK=compared.correct_CK & is_asked_CK,
-            accepted_CK=torch.where(is_asked_CK, compared.accepted_CK, 0.0),
-            slope_PV=None,
-        )
+        return compared._replace(slope_PV=None)
 
 
 def compare_rows(

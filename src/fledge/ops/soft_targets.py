@@ -179,17 +179,15 @@ def feature_loss(normed: Sequence[Tensor], labels: Labels, weights_K: Tensor) ->
 
 def chain_counts(correct_RK: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """Per step: indices correct at every step up to it, and those offered such a step."""
-    alive_T = torch.ones(labels.num_indices + 1, dtype=torch.bool, device=correct_RK.device)
-    chains, offers = [], []
-    for step in range(correct_RK.shape[1]):
-        index_R = labels.index_RK[:, step]
-        offered_R = alive_T[index_R] & labels.is_asked_RK[:, step]
-        chained_R = offered_R & correct_RK[:, step]
-        # Rows that are not asked all share the slot behind the last index, which stays false.
-        alive_T = torch.zeros_like(alive_T).index_put((index_R,), chained_R)
-        chains.append(chained_R.sum())
-        offers.append(offered_R.sum())
-    return torch.stack(chains), torch.stack(offers)
+    # One row behind the last index takes what is not asked.
+    shape = (labels.num_indices + 1, correct_RK.shape[1])
+    nothing_TK = torch.zeros(shape, dtype=torch.bool, device=correct_RK.device)
+    is_asked_TK = nothing_TK.scatter(0, labels.index_RK, labels.is_asked_RK)
+    is_right_TK = nothing_TK.scatter(0, labels.index_RK, correct_RK)
+    # Correct up to a step and asked at all of them: a product along the steps.
+    chained_TK = is_right_TK.int().cumprod(dim=1)
+    before_TK = F.pad(chained_TK[:, :-1], (1, 0), value=1)
+    return chained_TK.sum(dim=0), (before_TK * is_asked_TK).sum(dim=0)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
