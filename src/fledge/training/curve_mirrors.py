@@ -6,6 +6,7 @@ it writes below the run directory, to be sent with `wandb sync`. It never asks f
 """
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,9 +99,9 @@ def _open_wandb(directory: Path, progress: Progress) -> Mirror | None:
     mode = os.environ.get("WANDB_MODE") or (
         "online" if os.environ.get("WANDB_API_KEY") else "offline"
     )
-    # The name of the directory keeps one run one run after it was resumed.
     run = wandb.init(
         mode=mode,
+        id=_run_id(directory / "wandb" / "run-id.txt"),
         project=os.environ.get("WANDB_PROJECT", "fledge"),
         name=directory.resolve().name,
         dir=str(directory),
@@ -109,3 +110,11 @@ def _open_wandb(directory: Path, progress: Progress) -> Mirror | None:
     )
     run.define_metric("*", step_metric="step")
     return _WeightsAndBiases(run)
+
+
+def _run_id(path: Path) -> str:
+    """Drawn once for a run directory: a run that was resumed is the same one there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(6))
+    return path.read_text()

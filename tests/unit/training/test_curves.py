@@ -156,6 +156,9 @@ class TestWeightsAndBiases:
         options, metric, line = calls
         assert (options["mode"], options["project"]) == ("offline", "heads")
         assert metric == {"*": "step"}
+        with CurveLog(tmp_path) as log:
+            write(log, 5)
+        assert calls[3]["id"] == options["id"], "a resumed run is the same run"
         expected = {"train/loss": 0.25, "train/accuracy_at_depth/1": 0.5, "train/s": 0.1, "step": 4}
         assert line == expected
 
