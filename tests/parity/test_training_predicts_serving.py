@@ -5,59 +5,59 @@ token t+1 is its newest. A request that reads a prompt and a part of its answer,
 cycle, therefore shows what one index of training counted.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.outputs import Completion
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
-from fledge.contracts.train_settings import HeadSettings, LossSettings
+from fledge.contracts.train_settings import (
+    HeldOutSettings,
+    LossSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
 from fledge.engine.engine import Engine
-from fledge.features.label_rows import label_rows
 from fledge.features.target_rows import describe_rows
 from fledge.models.head import Eagle3Head
+from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch
 from fledge.store.corpus import Corpus
-from fledge.training.decoding import HeldOutDecoder, choose_prompts, sum_completions
-from fledge.training.head_init import make_head, shape_head
+from fledge.store.corpus_shard import Sample
+from fledge.store.manifest import read_manifest
+from fledge.training.assembly import make_order
+from fledge.training.decoding import choose_prompts, sum_completions
 from fledge.training.held_out import measure_held_out
-from fledge.training.metrics import measure_sums
+from fledge.training.stage import train
+from fledge.training.train_input import open_input
 from fledge.training.ttt import TTTModule
 
 DEPTH = 5
 TAPS = (1, 2, 3)
-NUM_HELD_OUT = 24
-NUM_TRAINING_STEPS = 40
+SETTINGS = TrainSettings(
+    max_steps=50,
+    batch_tokens=512,
+    micro_tokens=512,
+    loss=LossSettings(steps=DEPTH),
+    optimizer=OptimizerSettings(learning_rate=5e-3),
+    held_out=HeldOutSettings(share=0.1, every=25, decode_prompts=100, decode_tokens=80),
+)
 
 
 @dataclass(frozen=True)
 class Trained:
+    run: Path
     target: Target
     head: Eagle3Head
     module: TTTModule
-    corpus: Corpus
-
-    @property
-    def held_out(self) -> range:
-        return range(len(self.corpus) - NUM_HELD_OUT, len(self.corpus))
-
-    def batch(self, numbers: Iterable[int]) -> MicroBatch:
-        """Samples of the corpus with all their labels."""
-        samples = [self.corpus[number] for number in numbers]
-        starts = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])
-        rows = [
-            start + label_rows(sample.loss_mask)
-            for start, sample in zip(starts, samples, strict=False)
-        ]
-        texts = [sample.token_ids.tolist() for sample in samples]
-        return self.read(texts, torch.from_numpy(np.concatenate(rows)))
+    samples: list[Sample]
+    """Held out."""
 
     def read(self, texts: list[list[int]], rows_R: torch.Tensor) -> MicroBatch:
         """Token ids end to end, with labels at these rows only."""
@@ -84,60 +84,61 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(language_target: Path, language_corpus: Path) -> Trained:
+def trained(
+    language_target: Path, language_corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
     """A head that has learnt for some seconds: right often, and wrong often."""
+    run = tmp_path_factory.mktemp("runs") / "some-seconds"
+    given = open_input(
+        features=None,
+        corpus=language_corpus,
+        target=str(language_target),
+        settings=SETTINGS,
+        capture=CaptureSettings(layers=TAPS),
+        is_capture_asked=True,
+        device=torch.device("cpu"),
+    )
     target = Target.load(language_target, dtype=torch.float32, device=torch.device("cpu"))
-    corpus = Corpus.open(language_corpus)
-    draft_ids = corpus.vocab_map.target_ids
-    config = shape_head(target.config, HeadSettings(), taps=TAPS, draft_vocab_size=len(draft_ids))
-    head = make_head(config, draft_ids, seed=0, readout=target.readout)
+    train(given, SETTINGS, run, target=target)
+    head = load_head(run)
     module = TTTModule(
         head,
         target.embedding.weight,
         target.readout,
-        LossSettings(steps=DEPTH),
+        SETTINGS.loss,
         compute_dtype=torch.float32,
     )
-    trained = Trained(target, head, module, corpus)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, betas=(0.9, 0.95))
-    order = np.random.default_rng(0)
-    ones_K = torch.full((DEPTH,), 400.0)
-    for _ in range(NUM_TRAINING_STEPS):
-        chosen = order.choice(len(corpus) - NUM_HELD_OUT, size=8, replace=False)
-        optimizer.zero_grad()
-        module(trained.batch(chosen.tolist()), ones_K).loss.backward()
-        optimizer.step()
-    return trained
+    corpus = Corpus.open(language_corpus)
+    division, _ = make_order(given, SETTINGS)
+    samples = [corpus[int(given.samples.numbers[place])] for place in division.held_out]
+    return Trained(run, target, head, module, samples)
 
 
-def test_a_head_trained_for_seconds_doubles_what_a_pass_yields(trained: Trained) -> None:
-    """And the figure of training is the figure of serving, within noise."""
-    samples = [trained.corpus[number] for number in trained.held_out]
-    prompts = choose_prompts(samples, count=NUM_HELD_OUT, max_prompt_len=100, seed=0)
-    decoder = HeldOutDecoder(
-        trained.target,
-        trained.head.config,
-        trained.head.draft_to_target_V,
-        prompts,
-        depth=DEPTH,
-        max_tokens=80,
+def test_a_head_trained_for_seconds_doubles_what_a_pass_yields(
+    trained: Trained, language_target: Path
+) -> None:
+    """What the run says of itself is what the saved head does in serving, to the last token."""
+    said = read_manifest(trained.run).counts["best"]
+    prompts = choose_prompts(trained.samples, count=100, max_prompt_len=100, seed=1)
+    tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
+    engine = Engine.load(
+        str(language_target),
+        head=trained.run,
+        settings=EngineSettings(tree=tree, controller="fixed"),
+        device="cpu",
     )
-    decoded = decoder.measure(trained.head.state_dict())
-    batch = trained.batch(trained.held_out)
-    sums = measure_held_out(trained.module, [batch], num_steps=DEPTH)
-    figures = measure_sums(sums, step_decay=0.8)
-    assert decoded.accept_length is not None
-    assert figures.ideal_speed_up is not None
-    assert 2.0 <= decoded.accept_length < DEPTH + 0.8, "good, and not so good that nothing is shown"
+    answers = engine.generate(prompts, SamplingParams(max_tokens=80))
+    assert said["accept_length"] == accept_length(answers)
+    assert len(prompts) >= 15
+    assert 2.0 <= said["accept_length"] < DEPTH + 0.8, "good, and not so good that all is easy"
     # Not equal: the engine begins a chain only where one has ended, behind a token that was hard.
-    assert figures.ideal_speed_up == pytest.approx(decoded.accept_length, rel=0.15)
+    assert said["ideal_speed_up"] == pytest.approx(said["accept_length"], rel=0.15)
 
 
 def test_every_index_is_what_one_cycle_does(trained: Trained) -> None:
     """Chains offered and accepted, counted by training and by the engine: the same numbers."""
     engine = trained.engine()
-    for number in list(trained.held_out)[:3]:
-        sample = trained.corpus[number]
+    for sample in trained.samples[:3]:
         (prompt,) = choose_prompts([sample], count=1, max_prompt_len=100, seed=0)
         token_ids = [int(token) for token in sample.token_ids]
         assert_same_chains(trained, engine, token_ids, len(prompt))
@@ -170,8 +171,7 @@ def assert_same_chains(
 def test_walking_over_the_indices_gives_the_cycles_of_a_whole_answer(trained: Trained) -> None:
     """Accept length is a walk over what every index would do."""
     engine = trained.engine()
-    number = trained.held_out[0]
-    sample = trained.corpus[number]
+    sample = trained.samples[0]
     (prompt,) = choose_prompts([sample], count=1, max_prompt_len=100, seed=0)
     token_ids = [int(token) for token in sample.token_ids]
     answer_len = len(token_ids) - len(prompt)
