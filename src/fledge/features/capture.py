@@ -5,6 +5,7 @@ cut into samples, checked and written by threads meanwhile. A shard is a fixed s
 that a killed run goes on with the shards that are missing and ends with the same bytes.
 """
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,7 @@ from fledge.store.places import open_place
 _PASSES_AHEAD = 3
 """Passes that the device has before it, so that it never runs dry."""
 
+_HANDOVER_S = 0.0005
 _WRITERS = 2
 _SHARDS_AHEAD = 3
 """Shards that are being written or wait for it: what the host's memory has to hold."""
@@ -114,6 +116,10 @@ def make_shards(
     running = deque[PassResult]()
     writing = deque[Future[int]]()
     pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="fledge-shards")
+    interval_s = sys.getswitchinterval()
+    # Whoever feeds the device asks for the interpreter at every operation, and must not wait for
+    # the threads that write as long as Python has it by default.
+    sys.setswitchinterval(_HANDOVER_S)
     try:
         for shard in shards:
             results: list[PassResult] = []
@@ -131,6 +137,7 @@ def make_shards(
     finally:
         # What is being written is finished; what waits is made again by the next run.
         pool.shutdown(wait=True, cancel_futures=True)
+        sys.setswitchinterval(interval_s)
 
 
 def _counts(given: CaptureInput, num_shards: int) -> dict[str, Any]:

@@ -46,22 +46,10 @@ class CaptureInput:
     origin: str
     facts: TargetFacts
     config: Any
+    sizes: TargetSizes
     settings: CaptureSettings
     dtype: torch.dtype
     device: torch.device
-
-    @property
-    def sizes(self) -> TargetSizes:
-        text_config, count = self.config.get_text_config(), count_parameters(self.config)
-        return TargetSizes(
-            hidden_size=text_config.hidden_size,
-            intermediate_size=getattr(text_config, "intermediate_size", None) or 0,
-            vocab_size=self.facts.vocab_size,
-            draft_vocab_size=len(self.corpus.vocab_map),
-            itemsize=self.dtype.itemsize,
-            num_parameters=count.total,
-            num_active_parameters=count.active,
-        )
 
     @property
     def corpus_facts(self) -> CorpusFacts:
@@ -127,6 +115,7 @@ def open_input(
         origin=resolved.origin,
         facts=facts,
         config=config,
+        sizes=_sizes(config, facts, corpus, dtype),
         settings=settings,
         dtype=dtype,
         device=device,
@@ -136,6 +125,19 @@ def open_input(
     if settings.layers != "auto":
         choose_taps(config.get_text_config(), settings.layers)
     return given
+
+
+def _sizes(config: Any, facts: TargetFacts, corpus: Corpus, dtype: torch.dtype) -> TargetSizes:
+    text_config, count = config.get_text_config(), count_parameters(config)
+    return TargetSizes(
+        hidden_size=text_config.hidden_size,
+        intermediate_size=getattr(text_config, "intermediate_size", None) or 0,
+        vocab_size=facts.vocab_size,
+        draft_vocab_size=len(corpus.vocab_map),
+        itemsize=dtype.itemsize,
+        num_parameters=count.total,
+        num_active_parameters=count.active,
+    )
 
 
 def estimate(given: CaptureInput, flops_per_s: float | None = None) -> CapturePlan:

@@ -9,7 +9,7 @@ Token j+1 is a label where j >= 1 and loss_mask[j+1]; its distribution is that o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -91,7 +91,7 @@ class FeatureLayout:
 
     vocab_size: int
     draft_vocab_size: int
-    coded: Mapping[str, Part]
+    coded: Mapping[str, Part] = field(hash=False)
     """The parts that a codec makes, by name: `taps.codes`, `final.values` and so on."""
 
     @property

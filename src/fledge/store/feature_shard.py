@@ -18,6 +18,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,17 +74,20 @@ class Slice(NamedTuple):
 
 
 def lay_out_sample(layout: FeatureLayout, counts: SampleCounts) -> tuple[dict[str, Slice], int]:
-    """Where each part of a sample lies, and its bytes in all, a multiple of 16.
-
-    Wide numbers come first, so that each part begins at a multiple of its own width.
-    """
-    ordered = sorted(layout.parts.items(), key=lambda item: -item[1].numpy_dtype.itemsize)
+    """Where each part of a sample lies, and its bytes in all, a multiple of 16."""
     places, at = {}, 0
-    for name, part in ordered:
+    for name, part, row_bytes in _ordered_parts(layout):
         num_rows = int(getattr(counts, part.counted))
-        places[name] = Slice(at, at + num_rows * part.row_bytes, part, num_rows)
+        places[name] = Slice(at, at + num_rows * row_bytes, part, num_rows)
         at = places[name].stop
     return places, -(-at // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+@lru_cache(maxsize=8)
+def _ordered_parts(layout: FeatureLayout) -> tuple[tuple[str, Part, int], ...]:
+    """Wide numbers come first, so that each part begins at a multiple of its own width."""
+    ordered = sorted(layout.parts.items(), key=lambda item: -item[1].numpy_dtype.itemsize)
+    return tuple((name, part, part.row_bytes) for name, part in ordered)
 
 
 def unpack_arrays(
