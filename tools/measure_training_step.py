@@ -76,6 +76,8 @@ CASES: dict[str, list[Case]] = {
         Case("8b-2048-twin", LLAMA_8B, 2048, 2048, is_plain=True),
         Case("8b-8192-fast", LLAMA_8B, 8192, 2048),
         Case("8b-8192-twin", LLAMA_8B, 8192, 2048, is_plain=True),
+        Case("8b-8192-long-fast", LLAMA_8B, 8192, 8192),
+        Case("8b-8192-long-twin", LLAMA_8B, 8192, 8192, is_plain=True),
         Case("8b-32768-fast", LLAMA_8B, 32768, 2048),
         Case("8b-32768-long-fast", LLAMA_8B, 32768, 32768),
     ],
@@ -160,11 +162,17 @@ def time_steps(step: Callable[[], object], repeats: int, device: torch.device) -
 
 
 def measure_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """Operations per second of a large matrix product of random numbers."""
-    size = 8192 if device.type == "cuda" else 256
+    """Operations per second of large matrix products of random numbers, as long as training lasts.
+
+    A device that was idle starts slowly, and one that is kept busy may be slowed down by its heat.
+    """
+    size, seconds = (8192, 2.0) if device.type == "cuda" else (256, 0.01)
     a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    time_steps(lambda: a @ b, 3, device)
-    return 2 * size**3 / statistics.median(time_steps(lambda: a @ b, 10, device))
+    out = torch.empty_like(a)
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        time_steps(lambda: torch.mm(a, b, out=out), 50, device)
+    return 2 * size**3 / statistics.median(time_steps(lambda: torch.mm(a, b, out=out), 200, device))
 
 
 def measure(

@@ -18,6 +18,7 @@ of later steps.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,6 +44,15 @@ class StepKeys:
     def step(self) -> int:
         return len(self.later_keys)
 
+    def cut(self, rows: slice) -> "StepKeys":
+        """Those of some tokens."""
+        return StepKeys(
+            self.keys_TGD[rows],
+            self.values_TGD[rows],
+            tuple(keys[rows] for keys in self.later_keys),
+            tuple(values[rows] for values in self.later_values),
+        )
+
     def extended(self, keys_TGD: Tensor, values_TGD: Tensor) -> "StepKeys":
         """What the next step sees."""
         return StepKeys(
@@ -56,39 +66,48 @@ class StepKeys:
 def attend_step_plain(
     query_THD: Tensor, seen: StepKeys, documents: Documents, spec: AttentionSpec
 ) -> Tensor:
-    """Every score of every pair of tokens, written out; returns [T, H, D]."""
-    step, group = seen.step, query_THD.shape[1] // seen.keys_TGD.shape[1]
+    """Every score of every pair of tokens of a document, written out; returns [T, H, D]."""
+    outputs = [
+        _attend_document(query_THD[own], seen.cut(own), spec)
+        for own in (slice(start, stop) for start, stop in pairwise(documents.starts))
+    ]
+    return torch.cat(outputs)
+
+
+def _attend_document(query_THD: Tensor, seen: StepKeys, spec: AttentionSpec) -> Tensor:
+    """The whole of one document."""
+    step, num_tokens = seen.step, query_THD.shape[0]
+    group = query_THD.shape[1] // seen.keys_TGD.shape[1]
     wide = _wide(query_THD)
-    query_HTD = query_THD.transpose(0, 1)
     keys_HTD = seen.keys_TGD.transpose(0, 1).repeat_interleave(group, dim=0)
     values_HTD = seen.values_TGD.transpose(0, 1).repeat_interleave(group, dim=0)
-    scores_HTT = (query_HTD @ keys_HTD.transpose(1, 2)).to(wide) * spec.scale
-    scores_HTT = scores_HTT.masked_fill(~_visible(documents, spec, step), -torch.inf)
-    columns_HT, shown_values = [], []
+    products_HTT = query_THD.transpose(0, 1) @ keys_HTD.transpose(1, 2)
+    is_seen_TT = _visible(num_tokens, spec, step, query_THD.device)
+    columns = [products_HTT.to(wide).masked_fill(~is_seen_TT, -torch.inf)]
+    shown_values = []
     for later, (keys_TGD, values_TGD) in enumerate(
         zip(seen.later_keys, seen.later_values, strict=True), start=1
     ):
         if spec.window is not None and step - later >= spec.window:
             continue
         own_THD = keys_TGD.repeat_interleave(group, dim=1)
-        columns_HT.append((query_THD * own_THD).to(wide).sum(dim=-1).T * spec.scale)
+        columns.append((query_THD * own_THD).to(wide).sum(dim=-1).T[..., None])
         shown_values.append(values_TGD.repeat_interleave(group, dim=1))
-    all_HTS = torch.cat([scores_HTT, *[column[..., None] for column in columns_HT]], dim=-1)
-    probs_HTS = all_HTS.softmax(dim=-1).to(values_HTD.dtype)
-    out_THD = (probs_HTS[..., : query_THD.shape[0]] @ values_HTD).transpose(0, 1)
-    for number, values_THD in enumerate(shown_values, start=query_THD.shape[0]):
+    scores_HTS = torch.cat(columns, dim=-1) * spec.scale
+    probs_HTS = scores_HTS.softmax(dim=-1).to(values_HTD.dtype)
+    out_THD = (probs_HTS[..., :num_tokens] @ values_HTD).transpose(0, 1)
+    for number, values_THD in enumerate(shown_values, start=num_tokens):
         out_THD = out_THD + probs_HTS[..., number].T[..., None] * values_THD
     return out_THD
 
 
-def _visible(documents: Documents, spec: AttentionSpec, step: int) -> Tensor:
+def _visible(num_tokens: int, spec: AttentionSpec, step: int, device: torch.device) -> Tensor:
     """[T, T]: which step-0 keys an index sees."""
-    numbers_T, positions_T = documents.numbers_T, documents.positions_T
+    positions_T = torch.arange(num_tokens, device=device)
     distance_TT = positions_T[:, None] - positions_T[None, :]
-    visible_TT = (numbers_T[:, None] == numbers_T[None, :]) & (distance_TT >= 0)
-    if spec.window is not None:
-        visible_TT &= distance_TT + step < spec.window
-    return visible_TT
+    if spec.window is None:
+        return distance_TT >= 0
+    return (distance_TT >= 0) & (distance_TT + step < spec.window)
 
 
 def attend_step(

@@ -133,7 +133,8 @@ def soft_target_loss_plain(
         index_R = labels.index_RK[:, step].clamp(max=labels.num_indices - 1)
         logits_RV = F.linear(normed_TD[index_R], lm_head_VD)
         logq_RV = logits_RV.to(p_RV.dtype).log_softmax(dim=-1)
-        accepted_R = torch.minimum(kept_RV, logq_RV.exp()).sum(dim=-1)
+        with torch.set_grad_enabled(kind == "acceptance" and torch.is_grad_enabled()):
+            accepted_R = torch.minimum(kept_RV, logq_RV.exp()).sum(dim=-1)
         if kind == "soft_cross_entropy":
             loss_R = -(p_RV * logq_RV).sum(dim=-1)
         else:
