@@ -21,6 +21,7 @@ from fledge.cli.progress import terminal_progress
 from fledge.contracts import provenance
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.recipe import Recipe, load_recipe
+from fledge.contracts.train_settings import TrainSettings
 from fledge.features import capture_job
 from fledge.features.capture import capture
 from fledge.features.feature_store import FeatureStore
@@ -56,10 +57,10 @@ class Laboratory:
         self.device = pick_device(arguments.device)
         self.recipe: Recipe = load_recipe(None, arguments.assignments)
         self.progress = terminal_progress()
-        self._online = self._given(features=None)
+        self._online = self.given(features=None)
         self.target: Target = load_target(self._online, self.recipe.train, self.progress)
 
-    def _given(self, features: Path | None) -> TrainInput:
+    def given(self, features: Path | None) -> TrainInput:
         return open_input(
             features=features,
             corpus=None if features else self.corpus,
@@ -71,9 +72,10 @@ class Laboratory:
             progress=self.progress,
         )
 
-    def capture(self, name: str) -> dict[str, Any]:
+    def capture(self, name: str, **layers: Any) -> dict[str, Any]:
         """Make the features of a format; bytes and speed."""
-        settings = dataclasses.replace(self.recipe.capture, **FORMATS[name])
+        format_settings = FORMATS["exact" if layers else name]
+        settings = dataclasses.replace(self.recipe.capture, **format_settings, **layers)
         assert isinstance(settings, CaptureSettings)
         given = capture_job.open_input(
             self.corpus,
@@ -98,14 +100,18 @@ class Laboratory:
     def train(self, name: str, seed: int) -> dict[str, Any]:
         """Train from a format, and measure the head on what the live target says."""
         settings = dataclasses.replace(self.recipe.train, seed=seed)
-        out = self.work / f"run-{name}-{seed}"
-        given = self._given(self.work / f"features-{name}")
+        return self.run(self.work / f"features-{name}", settings, f"{name}-{seed}")
+
+    def run(self, features: Path, settings: TrainSettings, name: str) -> dict[str, Any]:
+        """Train with some settings; figures on what the live target says."""
+        out = self.work / f"run-{name}"
+        given = self.given(features)
         started = time.perf_counter()
         manifest = train(given, settings, out, target=self.target, progress=self.progress)
         took_s = time.perf_counter() - started
-        measured = self._measure(out, seed)
+        measured = self._measure(out, settings, given)
         return {
-            "seed": seed,
+            "seed": settings.seed,
             "steps": manifest.counts["steps"],
             "train_s": took_s,
             **measure_speed(out),
@@ -115,11 +121,14 @@ class Laboratory:
             "num_labels": measured["num_labels"],
         }
 
-    def _measure(self, run: Path, seed: int) -> dict[str, Any]:
-        # The seed chooses what is measured, so it is the same for all heads.
-        held_out = dataclasses.replace(self.recipe.train.held_out, decode_prompts=0)
-        settings = dataclasses.replace(self.recipe.train, held_out=held_out)
-        parts = assemble(self._online, settings, self.target, Processes(device=self.device))
+    def _measure(self, run: Path, settings: TrainSettings, given: TrainInput) -> dict[str, Any]:
+        # The seed chooses what is measured, and the loss how deep: the same for all heads.
+        held_out = dataclasses.replace(settings.held_out, decode_prompts=0)
+        common = dataclasses.replace(
+            settings, held_out=held_out, seed=self.recipe.train.seed, loss=self.recipe.train.loss
+        )
+        online = dataclasses.replace(self._online, taps=given.taps)
+        parts = assemble(online, common, self.target, Processes(device=self.device))
         weights = load_head(run).state_dict()
         parts.module.head.load_state_dict(weights)  # type: ignore[union-attr]
         assert parts.measurer is not None
@@ -138,16 +147,23 @@ class Laboratory:
         return float((wrong / whole) ** 0.5)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """What every measurement of trained heads is told."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--target", required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--commit", help="where the tree is not a checkout")
+    parser.add_argument("--set", action="append", default=[], dest="assignments")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--formats", nargs="+", default=[*FORMATS], choices=[*FORMATS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--set", action="append", default=[], dest="assignments")
     arguments = parser.parse_args()
     laboratory = Laboratory(arguments)
     report: dict[str, Any] = {
@@ -155,7 +171,7 @@ def main() -> None:
         "target": arguments.target,
         "settings": arguments.assignments,
         "formats": {},
-        "provenance": provenance.collect(device=str(laboratory.device)),
+        "provenance": provenance.collect(device=str(laboratory.device), commit=arguments.commit),
     }
     for name in arguments.formats:
         entry = laboratory.capture(name)
