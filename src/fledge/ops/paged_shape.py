@@ -6,6 +6,7 @@ lengths become.
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -38,19 +39,28 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+class _Device(NamedTuple):
+    num_processors: int
+    shared_bytes: int
+
+
 @cache
-def _num_processors(device: torch.device) -> int:
+def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
-        return 8
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return _Device(8, 228 * 1024)
+    found = torch.cuda.get_device_properties(device)
+    return _Device(found.multi_processor_count, found.shared_memory_per_block_optin)
 
 
 def paged_shape(
     rows: PagedRows, *, group: int, num_groups: int, head_size: int, dtype: torch.dtype
 ) -> PagedShape:
     """`group` query heads share each of `num_groups` key heads."""
+    device = _device(rows.context_B.device)
     is_wide, is_float = head_size > 128, dtype == torch.float32
-    largest = 128 >> (int(is_wide) + 2 * int(is_float))
+    # Graphics cards have less than half the memory on a processor that data centre cards have.
+    is_small = device.shared_bytes < 160 * 1024
+    largest = 128 >> (is_wide + 2 * is_float + is_small)
     tile = power_of_two(-(-rows.num_rows // rows.num_requests) * group)
     tile = max(16, power_of_two(group), min(tile, largest))
     rows_each = tile // group
@@ -59,14 +69,14 @@ def paged_shape(
     else:
         num_tiles = rows.num_rows // rows_each + rows.num_requests
     # Small tiles need little room, so that several fit on a processor at once.
-    wanted = _num_processors(rows.context_B.device) * (1 if tile >= 64 else 2)
+    wanted = device.num_processors * (1 if tile >= 64 else 2)
     capacity = rows.table_BP.shape[1] * rows.block_size
     num_splits = min(wanted // (num_tiles * num_groups), -(-capacity // FEWEST_KEYS), _MOST_SPLITS)
     return PagedShape(
         tile=tile,
-        keys=64 >> (int(is_wide) + int(is_float)),
+        keys=max(16, 64 >> (is_wide + is_float + is_small)),
         num_warps=8 if tile >= 128 else 4,
-        num_stages=2 if is_float or is_wide else 3,
+        num_stages=2 if is_float or is_wide or is_small else 3,
         num_tiles=num_tiles,
         num_splits=max(1, num_splits),
     )

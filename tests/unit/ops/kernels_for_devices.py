@@ -1,0 +1,87 @@
+"""Compiles the engine's kernels for real devices, without one; prints one line for each.
+
+The interpreter accepts more than the compiler does, and knows nothing of a processor's memory. Run
+by a test in a process of its own, since the interpreter is chosen once for a process.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fledge.ops import kv_triton, paged_attention_triton
+
+HOPPER, GRAPHICS = 90, 89
+LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
+SMALL = {"M": 16, "N": 64, "num_warps": 4, "num_stages": 3}
+HALVES = {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
+
+
+def types_of(kernel: object, constants: Mapping[str, object], element: str) -> dict[str, str]:
+    """Types of the arguments by their names."""
+    integers = ("table", "starts", "num_rows", "chain", "first_ptr", "context", "positions")
+    moved = ("addresses", "widths", "from", "to", "slots")
+    found = {}
+    for name in kernel.arg_names:  # type: ignore[attr-defined]
+        if name in constants:
+            found[name] = "constexpr"
+        elif not name.endswith("_ptr"):
+            found[name] = "fp32" if name in ("scale", "soft_cap") else "i32"
+        elif name in ("max_ptr", "sum_ptr", "parts_ptr"):
+            found[name] = "*fp32"
+        elif name == "seen_ptr":
+            found[name] = "*u8"
+        else:
+            is_integer = name.startswith((*integers, *moved)) and "SECOND_SIZE" not in constants
+            found[name] = "*i64" if is_integer or name == "slots_ptr" else f"*{element}"
+    return found
+
+
+def compiled(
+    name: str, kernel: object, constants: dict[str, object], element: str, capability: int
+) -> None:
+    options = {key: constants.pop(key) for key in ("num_warps", "num_stages") if key in constants}
+    types = types_of(kernel, constants, element)
+    # As a launch finds them: memory and strides are multiples of 16.
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (argument, kind) in enumerate(types.items())
+        if kind.startswith("*") or "stride" in argument
+    }
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
+    target = GPUTarget("cuda", capability, 32)
+    made = triton.compile(source, target=target, options=options)
+    line = {"name": name, "capability": capability, "shared_bytes": made.metadata.shared}
+    sys.stdout.write(json.dumps(line) + "\n")
+
+
+def attention(size: int, **changes: object) -> dict[str, object]:
+    block = max(16, 1 << (size - 1).bit_length())
+    facts = dict.fromkeys(("HAS_SEEN", "HAS_FULL"), True)
+    others = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_SINKS", "IS_FRONTIER", "IS_SPLIT")
+    facts |= dict.fromkeys(others, False)
+    sizes = {"KEY_SIZE": size, "VALUE_SIZE": size, "KEY_BLOCK": block, "VALUE_BLOCK": block}
+    return {"GROUP": 3, "PAGE": 16, "FEWEST": 128, "REQUESTS": 32, **sizes, **facts, **changes}
+
+
+def main() -> None:
+    attend = paged_attention_triton._attend_kernel
+    everything = {"HAS_WINDOW": True, "HAS_SOFT_CAP": True, "HAS_SINKS": True, "HAS_FULL": False}
+    compiled("large tiles", attend, attention(128, **LARGE), "bf16", HOPPER)
+    frontier = attention(96, **SMALL, **everything, IS_FRONTIER=True, IS_SPLIT=True)
+    compiled("a frontier with everything", attend, frontier, "bf16", HOPPER)
+    compiled("half tiles", attend, attention(64, **HALVES), "fp16", GRAPHICS)
+    combine = {"SPLITS": 64, "VALUE_SIZE": 128, "VALUE_BLOCK": 128}
+    compiled("combine", paged_attention_triton._combine_kernel, combine, "bf16", HOPPER)
+    sizes = {"FIRST_WIDTH": 384, "FIRST_SIZE": 96, "SECOND_WIDTH": 384, "SECOND_SIZE": 96}
+    compiled("write", kv_triton._write_kernel, {**sizes, "COLUMNS": 512}, "bf16", HOPPER)
+    moves = {"ELEMENT": tl.int64, "MOVES": 8, "COLUMNS": 512}
+    compiled("move", kv_triton._move_kernel, moves, "i64", HOPPER)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The engine's kernels compile for real devices and fit into a processor's memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+SHARED_BYTES = {90: 227 * 1024, 89: 99 * 1024}
+
+
+def test_kernels_compile_and_fit(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.ops.kernels_for_devices"],
+        env=environment,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(kernels) == 6
+    for kernel in kernels:
+        assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["capability"]], kernel["name"]
