@@ -81,10 +81,8 @@ def load_batch(store: FeatureStore, places: Sequence[int], *, is_pinned: bool) -
 
 
 def _empty(part: Part, num_rows: int, is_pinned: bool) -> Tensor:
-    # Zeroed where rows stay empty; elsewhere every row is written.
-    make = torch.zeros if part.counted == "features" else torch.empty
     dtype = _TORCH_TYPES[part.dtype]
-    return make(part.shape(num_rows), dtype=dtype, pin_memory=is_pinned)
+    return torch.empty(part.shape(num_rows), dtype=dtype, pin_memory=is_pinned)
 
 
 def _lay(
@@ -103,7 +101,10 @@ def _lay(
         if part.dtype == "bfloat16":
             # numpy has no bfloat16: its bits are copied as whole numbers.
             tensor, array = tensor.view(torch.int16), array.view(np.int16)
-        tensor.numpy()[start : start + len(array)] = array
+        rows = tensor.numpy()
+        rows[start : start + len(array)] = array
+        if part.counted == "features":
+            rows[start + len(array) : start + len(sample.token_ids)] = 0
 
 
 class BatchDecoder:

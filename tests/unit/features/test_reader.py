@@ -226,13 +226,22 @@ def memory(name):
 store = FeatureStore.open(sys.argv[1])
 for batch in FeatureReader(store, batch_tokens=512, max_bytes=8 << 20):
     pass  # everything that is made once is there
-for room in (16 << 20, 64 << 20):
+limit = time.monotonic() + 60
+for room in (64 << 20, 16 << 20):
     reader = FeatureReader(store, batch_tokens=512, prefetch=4, max_bytes=room)
     batch = None
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
-    for number, batch in enumerate(reader):
-        time.sleep(0.3 if number == 0 else 0.001)
+    batches = iter(reader)
+    began, batch = time.monotonic(), next(batches)
+    if room == 64 << 20:
+        while memory("VmRSS") - before < 36 << 20 and time.monotonic() < limit:
+            time.sleep(0.01)
+        patience = time.monotonic() - began
+    else:
+        time.sleep(patience)
+    for batch in batches:
+        pass
     print(memory("VmHWM") - before)
 """
 
@@ -251,7 +260,7 @@ def test_the_reader_stays_within_its_memory(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    little, much = (int(line) for line in told.stdout.split())
+    much, little = (int(line) for line in told.stdout.split())
     one_batch = 5 << 20
     assert little < (16 << 20) + 2 * one_batch
-    assert much > 48 << 20, "or this test could not fail"
+    assert much > 36 << 20, "or this test could not fail"
