@@ -6,7 +6,6 @@ Legend: K values of a block.
 """
 
 import math
-from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -69,8 +68,7 @@ def _signed_hadamard(block: int) -> Tensor:
     return rows * torch.tensor([-1.0 if digit == "1" else 1.0 for digit in digits])
 
 
-@lru_cache(maxsize=16)
 def tables_on(bits: int, block: int, device: torch.device) -> Tables:
-    """Made once for each device."""
+    """All of them for one format."""
     tables = (_signed_hadamard(block), thresholds(bits), centroids(bits))
     return Tables(*(table.to(device) for table in tables))

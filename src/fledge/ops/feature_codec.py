@@ -22,6 +22,7 @@ Legend: T rows, N values of a row, G blocks of a row, K values of a block, B byt
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +106,22 @@ class ExactCodec(Codec):
         return parts["values"].isfinite().all(dim=1)
 
 
+class _Units(NamedTuple):
+    """Channels on one device."""
+
+    center_N: Tensor
+    spread_N: Tensor
+    inverse_N: Tensor
+    """What is multiplied with instead of dividing by the spread."""
+
+
+class _Constants(NamedTuple):
+    """What a codec needs on one device."""
+
+    tables: Tables
+    units: _Units | None
+
+
 class RotatedCodec(Codec):
     """Rotated blocks, one scale each, a few bits a value."""
 
@@ -119,7 +136,7 @@ class RotatedCodec(Codec):
         super().__init__(name, num_taps * hidden_size)
         assert channels is None or len(channels) == self.width
         self._channels = channels
-        self._channels_on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+        self._constants: dict[torch.device, _Constants] = {}
         self.bits = FORMAT_BITS[name]
         self.hidden_size = hidden_size
         self.num_taps = num_taps
@@ -137,46 +154,37 @@ class RotatedCodec(Codec):
 
     def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
         assert rows_TN.shape[1] == self.width
-        tables = tables_on(self.bits, self.block, rows_TN.device)
-        if self._channels is not None:
-            center_N, _, inverse_N = self._on(self._channels, rows_TN.device)
-            rows_TN = (rows_TN.float() - center_N) * inverse_N
-        codes_GK, scales_G = quantise(self._blocks(rows_TN), tables)
+        constants = self._on(rows_TN.device)
+        if constants.units is not None:
+            rows_TN = (rows_TN.float() - constants.units.center_N) * constants.units.inverse_N
+        codes_GK, scales_G = quantise(self._blocks(rows_TN), constants.tables)
         codes_TN = codes_GK.view(len(rows_TN), self.num_taps * self.padded_size)
         scales_TG = scales_G.view(len(rows_TN), codes_TN.shape[1] // self.block)
         return {"codes": bit_planes.pack(codes_TN, self.bits), "scales": scales_TG}
 
     def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         codes_TB, scales_TG = parts["codes"], parts["scales"]
-        tables = tables_on(self.bits, self.block, codes_TB.device)
+        constants = self._on(codes_TB.device)
         codes_TN = bit_planes.unpack(codes_TB, self.bits, self.num_taps * self.padded_size)
         product_dtype = dtype if dtype is torch.bfloat16 else torch.float32
         values_GK = dequantise(
-            codes_TN.view(-1, self.block), scales_TG.reshape(-1), tables, product_dtype
+            codes_TN.view(-1, self.block), scales_TG.reshape(-1), constants.tables, product_dtype
         )
         padded = values_GK.view(len(codes_TB), self.num_taps, self.padded_size)
         rows_TN = padded[..., : self.hidden_size].reshape(len(codes_TB), self.width)
-        if self._channels is not None:
-            center_N, spread_N, _ = self._on(self._channels, codes_TB.device)
-            rows_TN = torch.addcmul(center_N, rows_TN.float(), spread_N)
+        if constants.units is not None:
+            units = constants.units
+            rows_TN = torch.addcmul(units.center_N, rows_TN.float(), units.spread_N)
         return rows_TN.to(dtype)
 
     def is_finite_T(self, parts: Mapping[str, Tensor]) -> Tensor:
         return parts["scales"].isfinite().all(dim=1)
 
-    def _on(self, channels: Channels, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Center, spread and what is multiplied with instead of dividing by it."""
-        if device not in self._channels_on:
-            center_N, spread_N = (
-                torch.from_numpy(part.copy()) for part in (channels.center, channels.spread)
-            )
-            inverse_N = 1 / spread_N  # here, so that every device has the same
-            self._channels_on[device] = (
-                center_N.to(device),
-                spread_N.to(device),
-                inverse_N.to(device),
-            )
-        return self._channels_on[device]
+    def _on(self, device: torch.device) -> "_Constants":
+        if device not in self._constants:
+            units = None if self._channels is None else _units_on(self._channels, device)
+            self._constants[device] = _Constants(tables_on(self.bits, self.block, device), units)
+        return self._constants[device]
 
     def _blocks(self, rows_TN: Tensor) -> Tensor:
         missing = self.padded_size - self.hidden_size
@@ -228,3 +236,9 @@ def dequantise(
     factor_G = scales_G.float().square() / math.sqrt(codes_GK.shape[1])
     rotated_GK = tables.centroids[codes_GK.int()] * factor_G[:, None]
     return rotated_GK.to(product_dtype) @ tables.hadamard_KK.to(product_dtype)
+
+
+def _units_on(channels: Channels, device: torch.device) -> _Units:
+    center_N, spread_N = (torch.from_numpy(p.copy()) for p in (channels.center, channels.spread))
+    # Divided on the CPU, so that every device has the same.
+    return _Units(center_N.to(device), spread_N.to(device), (1 / spread_N).to(device))
