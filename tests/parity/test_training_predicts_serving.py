@@ -46,7 +46,7 @@ SETTINGS = TrainSettings(
     micro_tokens=512,
     loss=LossSettings(steps=DEPTH),
     optimizer=OptimizerSettings(learning_rate=5e-3),
-    held_out=HeldOutSettings(share=0.1, every=25, decode_prompts=100, decode_tokens=80),
+    held_out=HeldOutSettings(share=0.1, every=50, decode_prompts=100, decode_tokens=80),
 )
 
 
@@ -132,7 +132,7 @@ def test_a_head_trained_for_seconds_doubles_what_a_pass_yields(
     assert len(prompts) >= 15
     assert 2.0 <= said["accept_length"] < DEPTH + 0.8, "good, and not so good that all is easy"
     # Not equal: the engine begins a chain only where one has ended, behind a token that was hard.
-    assert said["ideal_speed_up"] == pytest.approx(said["accept_length"], rel=0.15)
+    assert said["ideal_speed_up"] == pytest.approx(said["accept_length"], rel=0.2)
 
 
 def test_every_index_is_what_one_cycle_does(trained: Trained) -> None:
