@@ -38,12 +38,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_headers, self._num_header_bytes = True, 0
+        self._is_in_headers = True
         self._arm()
 
     def on_headers_complete(self) -> None:
         self._disarm()
-        self._is_in_headers = False
+        self._is_in_headers, self._num_header_bytes = False, 0
         self.scope["state"][TRANSPORT] = self.transport
         super().on_headers_complete()
 

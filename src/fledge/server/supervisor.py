@@ -83,11 +83,15 @@ class EngineSupervisor:
 
     async def stop(self) -> None:
         """End the engine process; whoever still waits is told."""
-        self.state = "stopped"
+        was_ready = self.state == "ready"
+        if self.state != "failed":
+            self.state = "stopped"
         self._fail_all(UnavailableError("the server is shutting down; ask another one."))
         self._stopping.set()
-        if self._link is not None:
+        if self._link is not None and was_ready:
             self._link.close()
+        elif self._link is not None:
+            self._link.kill()  # while it loads it listens to nobody
         if self._task is not None:
             await self._task
 
