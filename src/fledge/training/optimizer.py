@@ -8,14 +8,18 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from fledge.contracts.train_settings import OptimizerSettings
+from fledge.training.distributed import whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW remembers of each weight."""
 
 _AVERAGE_WARMUP = 10
+_SKIPPED = "found_inf"
+"""Where torch's optimizers look for a flag on the device that makes a step do nothing."""
 
 
 def learning_rate(settings: OptimizerSettings, step: int, num_steps: int) -> float:
@@ -36,19 +40,27 @@ def average_decay(decay: float, step: int) -> float:
 class Optimizer:
     """The weights of one module, and everything that is remembered about them."""
 
-    def __init__(self, module: nn.Module, settings: OptimizerSettings, num_steps: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        settings: OptimizerSettings,
+        num_steps: int,
+        *,
+        is_fused: bool | None = None,
+    ) -> None:
+        """`is_fused` runs each step as one kernel; None does so on a GPU."""
         self._settings = settings
         self._num_steps = num_steps
         self.weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._list: list[Tensor] = list(self.weights.values())
         assert all(one.dtype is torch.float32 for one in self._list), "masters are float32"
+        self._is_fused = self._list[0].is_cuda if is_fused is None else is_fused
         self._adamw = AdamW(
             _with_and_without_decay(self.weights.items(), settings.weight_decay),
             lr=settings.learning_rate,
             betas=(settings.betas[0], settings.betas[1]),
-            # The plain loop sums in one order; the fused one saves launches on a GPU.
-            fused=self._list[0].device.type == "cuda",
-            foreach=False if self._list[0].device.type == "cpu" else None,
+            fused=self._is_fused,
+            foreach=False,
         )
         self.average: dict[str, Tensor] | None = None
         if settings.ema:
@@ -61,10 +73,19 @@ class Optimizer:
             return self.average
         return {name: one.detach() for name, one in self.weights.items()}
 
+    @property
+    def skips_bad_steps(self) -> bool:
+        """Whether gradients that are no numbers leave the weights as they were."""
+        return self._is_fused and not isinstance(self._list[0], DTensor)
+
     def clip(self) -> Tensor:
         """Shorten the gradients to the largest norm; returns the norm they had, on the device."""
         limit = self._settings.clip or math.inf
-        return nn.utils.clip_grad_norm_(self._list, limit)
+        norm = whole(nn.utils.clip_grad_norm_(self._list, limit))
+        if self.skips_bad_steps:
+            # Where the host learns of it too late, the kernel itself leaves the weights alone.
+            setattr(self._adamw, _SKIPPED, (~norm.isfinite()).float())
+        return norm
 
     def step(self, number: int) -> None:
         """Use up the gradients at a step counted from 0."""
@@ -93,8 +114,7 @@ class Optimizer:
         state: dict[str, Tensor] = self._adamw.state[weight]
         if not state:
             # As AdamW itself begins: its counter lies beside the weights only when it is fused.
-            is_fused = self._adamw.param_groups[0]["fused"]
-            device = weight.device if is_fused else torch.device("cpu")
+            device = weight.device if self._is_fused else torch.device("cpu")
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for key in MOMENTS:
                 state[key] = torch.zeros_like(weight, memory_format=torch.preserve_format)

@@ -22,7 +22,7 @@ from fledge.contracts.train_settings import TrainSettings
 from fledge.features.host_batch import HostBatch
 from fledge.models.head import Eagle3Head
 from fledge.training.checkpoint import TrainState, prune_checkpoints, write_checkpoint
-from fledge.training.distributed import Processes, accumulating, whole
+from fledge.training.distributed import Processes, accumulating
 from fledge.training.faults import explained_memory, samples_not_finite, stop_not_finite
 from fledge.training.measuring import Measurer, Measures
 from fledge.training.optimizer import Optimizer
@@ -168,7 +168,7 @@ class Trainer:
     def _close_step(self, step: int, losses: Tensor, sums: StepSums) -> None:
         """Clip, have a look at what is known by now, and move the weights."""
         optimizer = self._parts.optimizer
-        norm = whole(optimizer.clip()).double().view(1)
+        norm = optimizer.clip().double().view(1)
         shared = self._processes.sum(torch.cat([losses.sum().view(1), sums.packed().flatten()]))
         self._reader.push(step + 1, torch.cat([norm, shared]), losses)
         for figures in self._reader.ready():
@@ -211,7 +211,11 @@ class Trainer:
                 batch = self._parts.source.put(one.host)
                 bad.append(samples_not_finite(batch) or list(one.host.sample_numbers))
         found = [batch for own in self._processes.gather(bad) for batch in own]
-        if self._step < figures.step and self._step > self._saved_step:
+        is_ahead = self._step >= figures.step
+        if is_ahead and self._parts.optimizer.skips_bad_steps:
+            self._rewind(figures.step - 1)
+            is_ahead = False
+        if not is_ahead and self._step > self._saved_step:
             self._save()
         kept = "There is no checkpoint yet."
         if self._saved_step:
@@ -219,6 +223,12 @@ class Trainer:
         stop_not_finite(
             figures.step, loss=figures.loss, norm=figures.norm, bad_batches=found, kept=kept
         )
+
+    def _rewind(self, step: int) -> None:
+        """A GPU was ahead of what was known of it; its bad steps left the weights as they were."""
+        while self._step > step:
+            self._step -= 1
+            self._tokens -= self._parts.order.tokens(self._step)
 
     def _pause(self) -> bool:
         """Measure and save where it is time; True where the run is to end."""

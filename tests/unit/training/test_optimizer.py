@@ -121,3 +121,28 @@ def test_what_adamw_remembers_can_be_put_back() -> None:
         optimizer.step(3)
     for weight, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(weight, other)
+
+
+def test_gradients_that_are_no_numbers_leave_the_weights_alone_on_a_gpu() -> None:
+    """One kernel for the whole step, which can be had on a CPU too, looks for itself."""
+    module = network()
+    optimizer = Optimizer(module, OptimizerSettings(warmup=0.0), 10, is_fused=True)
+    give_gradients(module)
+    optimizer.clip()
+    optimizer.step(0)
+    before = {name: one.detach().clone() for name, one in module.named_parameters()}
+    moments = {
+        name: {kind: one.clone() for kind, one in kinds.items()}
+        for name, kinds in optimizer.moments().items()
+    }
+    give_gradients(module, math.nan)
+    assert math.isnan(float(optimizer.clip()))
+    optimizer.step(1)
+    for name, weight in module.named_parameters():
+        assert torch.equal(weight, before[name])
+        for kind, moment in optimizer.moments()[name].items():
+            assert torch.equal(moment, moments[name][kind])
+    give_gradients(module)
+    optimizer.clip()
+    optimizer.step(2)
+    assert not torch.equal(next(module.parameters()), next(iter(before.values())))
