@@ -44,6 +44,7 @@ def make_app(service: Service) -> ASGIApp:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_unexpected)
     gated: ASGIApp = Gate(app, service)
     if service.settings.cors_origins:
         gated = CORSMiddleware(
@@ -106,3 +107,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     body = error_body(message, kind="invalid_request_error")
     return Response(dump(body), error.status_code, headers, media_type="application/json")
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    """A fault of ours; the gate writes it into the log."""
+    del error
+    return await _on_api_error(request, ApiError("something went wrong in the server."))

@@ -70,7 +70,7 @@ class Gate:
         except Exception:
             request_log.exception("a request failed", extra={"fields": passage.fields})
             if not passage.status:
-                await passage.refuse(ApiError("something went wrong in the server; see its log."))
+                await passage.refuse(ApiError("something went wrong in the server."))
 
     def _find_caller(self, scope: Scope) -> Caller:
         keys = self._service.keys

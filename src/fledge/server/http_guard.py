@@ -4,6 +4,7 @@ uvicorn waits for ever for the first request of a connection and for the end of 
 """
 
 import asyncio
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -20,8 +21,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _num_header_bytes = 0
     _is_in_headers = True
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
