@@ -1,0 +1,44 @@
+"""The whole engine through the kernels, in Triton's interpreter: the same tokens as without.
+
+Windows, trees that are accepted and moved, a head that drafts over pages. The interpreter is slow,
+so the answers are short.
+"""
+
+import pytest
+import torch
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.ops.kernel_choice import choose_kernels
+from fledge.testing import tiny_head
+from tests.lossless.support import greedy, pair, prompts, scripted, token_ids
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
+SETTINGS = EngineSettings(
+    max_requests=2,
+    max_pass_tokens=16,
+    controller="fixed",
+    tree=TreeSettings(depth=2, width=2, budget=4),
+)
+
+
+def test_drafts_of_a_script() -> None:
+    asked = prompts(1)
+    expected = greedy("gemma3-hybrid", asked, max_tokens=5)
+    _, target = pair("gemma3-hybrid")
+    drafter = scripted(asked, expected, accuracy=0.9)
+    with choose_kernels("triton"):
+        engine = Engine(target, drafter=drafter, settings=SETTINGS)
+        (answer,) = engine.generate(asked, SamplingParams(max_tokens=5))
+    assert token_ids([answer]) == expected
+    assert answer.stats.accept_length > 1, "nothing was accepted"
+
+
+def test_drafts_of_a_head() -> None:
+    asked = prompts(1)
+    expected = greedy("llama", asked, max_tokens=3)
+    _, target = pair("llama")
+    with choose_kernels("triton"):
+        engine = Engine(target, tiny_head(target), SETTINGS)
+        answers = engine.generate(asked, SamplingParams(max_tokens=3))
+    assert token_ids(answers) == expected
