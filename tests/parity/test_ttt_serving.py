@@ -19,7 +19,7 @@ from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows
 from fledge.ops.tree import TreeBatch
 from fledge.testing import tiny_head
-from fledge.training.ttt_steps import HeadSteps
+from fledge.training.ttt_steps import FastSteps, PlainSteps
 from tests.lossless.support import pair, prompts
 from tests.parity.reference_head import true_features
 
@@ -69,8 +69,7 @@ class ComparedDrafter(HeadDrafter):
             sample_numbers=(0,),
         )
         index = len(committed) - 2
-        for is_plain in (True, False):
-            steps = HeadSteps(self._head, is_plain=is_plain, is_compiled=False)
+        for steps in (PlainSteps(self._head), FastSteps(self._head, is_compiled=False)):
             normed = steps(batch, None, batch.features_TF, self._embedding, num_steps)
             found_KV = self._head.lm_head(torch.stack([one[index] for one in normed]))
             torch.testing.assert_close(found_KV, seen_KV, rtol=1e-4, atol=2e-4)

@@ -42,7 +42,7 @@ from fledge.ops.soft_targets import (
 )
 from fledge.ops.suffixes import reaching
 from fledge.training.step_sums import StepSums
-from fledge.training.ttt_steps import HeadSteps
+from fledge.training.ttt_steps import FastSteps, PlainSteps
 
 
 class TTTResult(NamedTuple):
@@ -107,7 +107,7 @@ class TTTModule(nn.Module):
             head.config.draft_vocab_size, device=device
         )
         # In a tuple, so that the head's weights have one name in this module.
-        self._steps = (HeadSteps(head, is_plain=is_plain, is_compiled=is_compiled),)
+        self._steps = (PlainSteps(head) if is_plain else FastSteps(head, is_compiled=is_compiled),)
 
     def forward(
         self,

@@ -1,6 +1,7 @@
 """The head run K times over a micro-batch, each time from its own last output.
 
-Legend: T tokens, F tapped features, D hidden size, V vocabulary of the target.
+Legend: T tokens, A of them in suffixes, F tapped features, D hidden size, V vocabulary of the
+target, Q query, key and value sizes together.
 """
 
 from collections.abc import Callable
@@ -9,24 +10,68 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from fledge.models.head import AttentionInput, Eagle3Head, HeadOutput
+from fledge.models.head import AttentionInput, Eagle3Head, HeadLayer, HeadOutput
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.draft_attention import StepKeys, attend_step, attend_step_plain
 from fledge.ops.micro_batch import MicroBatch
 from fledge.ops.suffixes import Suffixes, whole
+from fledge.ops.unique_rows import take_rows
+from fledge.training.joined_head import (
+    after_attention,
+    before_attention,
+    join_weights,
+    read_embeddings,
+)
 
-_Before = Callable[[Eagle3Head, Tensor, Tensor, Tensor], AttentionInput]
-_After = Callable[[Eagle3Head, Tensor, Tensor], HeadOutput]
+_Before = Callable[[HeadLayer, Tensor, Tensor, Tensor, Tensor], AttentionInput]
+_After = Callable[[Eagle3Head, Tensor, Tensor, Tensor], HeadOutput]
 
 
-class HeadSteps(nn.Module):
-    """All steps as one module, so that `functional_call` can put cast weights into it."""
+class PlainSteps(nn.Module):
+    """All steps through the code that serving runs; a module so that its weights can be cast."""
 
-    def __init__(self, head: Eagle3Head, *, is_plain: bool, is_compiled: bool) -> None:
+    def __init__(self, head: Eagle3Head) -> None:
         super().__init__()
         self.head = head
-        self._is_plain = is_plain
-        self._before, self._after = _compiled_halves() if is_compiled else (_before, _after)
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        suffixes: None,
+        features_TF: Tensor,
+        embedding_VD: Tensor,
+        num_steps: int,
+    ) -> list[Tensor]:
+        """The normed outputs [T, D] of all steps, everywhere."""
+        head, documents, spec = self.head, batch.documents, _attention_spec(self.head)
+        hidden_TD = head.fuse(features_TF)
+        seen: StepKeys | None = None
+
+        def attend(query_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> Tensor:
+            nonlocal seen
+            own = (keys_TGD, values_TGD)
+            seen = StepKeys(*own) if seen is None else seen.extended(*own)
+            return attend_step_plain(query_THD, seen, documents, spec)
+
+        normed = []
+        for step in range(num_steps):
+            # What runs over a document's end has no label there, and nobody else sees it.
+            tokens_T = torch.roll(batch.token_ids_T, -(1 + step))
+            embeds_TD = head.embed(tokens_T, embedding_VD).to(hidden_TD.dtype)
+            positions_T = documents.positions_T + 1 + step
+            hidden_TD, normed_TD = head(embeds_TD, hidden_TD, positions_T, attend)
+            normed.append(normed_TD)
+        return normed
+
+
+class FastSteps(nn.Module):
+    """The same with joined matrices, and without what no label is reached from."""
+
+    def __init__(self, head: Eagle3Head, *, is_compiled: bool) -> None:
+        super().__init__()
+        self.head = head
+        halves = (before_attention, after_attention)
+        self._before, self._after = _compiled_halves() if is_compiled else halves
 
     def forward(
         self,
@@ -36,52 +81,46 @@ class HeadSteps(nn.Module):
         embedding_VD: Tensor,
         num_steps: int,
     ) -> list[Tensor]:
-        """The normed outputs of all steps, [T, D], or of the suffixes only; the twin has none."""
-        head, documents = self.head, batch.documents
-        spec = AttentionSpec(scale=head.config.head_dim**-0.5, window=head.config.sliding_window)
+        """The normed outputs of all steps, [T, D], or those of the suffixes."""
+        head, layer, documents = self.head, self.head.midlayer, batch.documents
+        spec, asked = _attention_spec(head), suffixes or whole(documents)
+        joined = join_weights(layer)
+        embeds_TD = head.embed(batch.token_ids_T, embedding_VD).to(features_TF.dtype)
+        read_TQ = read_embeddings(layer, joined, embeds_TD)
         hidden_TD = head.fuse(features_TF)
-        rows_A = None if suffixes is None else suffixes.rows_A
-        asked = whole(documents) if suffixes is None else suffixes
-        positions_T = documents.positions_T
+        rows_A = torch.arange(documents.num_tokens, device=documents.device)
+        positions_A = documents.positions_T
         seen: StepKeys | None = None
         normed = []
         for step in range(num_steps):
             # What runs over a document's end has no label there, and nobody else sees it.
-            tokens_T = torch.roll(batch.token_ids_T, -(1 + step))
-            if step and rows_A is not None:
-                tokens_T = tokens_T[rows_A]
-            embeds_TD = head.embed(tokens_T, embedding_VD).to(hidden_TD.dtype)
-            residual_TD, query, keys, values = self._before(
-                head, embeds_TD, hidden_TD, positions_T + 1 + step
+            ahead_A = (rows_A + 1 + step) % documents.num_tokens
+            residual_AD, query, keys, values = self._before(
+                layer,
+                joined.hidden_QD,
+                take_rows(read_TQ, ahead_A),
+                hidden_TD,
+                positions_A + step + 1,
             )
-            if seen is None:
-                # The whole documents are seen; from here on only their ends go on.
-                seen = StepKeys(keys, values)
-                if rows_A is not None:
-                    residual_TD, query = residual_TD[rows_A], query[rows_A]
-                    positions_T = positions_T[rows_A]
-            else:
+            if seen is not None:
                 seen = seen.extended(keys, values)
-            if self._is_plain:
-                attended_THD = attend_step_plain(query, seen, documents, spec)
             else:
-                attended_THD = attend_step(query, seen, asked, spec)
-            hidden_TD, normed_TD = self._after(head, residual_TD, attended_THD)
-            normed.append(normed_TD)
+                seen = StepKeys(keys, values)
+                if suffixes is not None:
+                    # Whole documents are seen; from here on only their ends go on.
+                    rows_A, positions_A = suffixes.rows_A, positions_A[suffixes.rows_A]
+                    residual_AD, query = take_rows(residual_AD, rows_A), take_rows(query, rows_A)
+            attended_AHD = attend_step(query, seen, asked, spec)
+            hidden_TD, normed_AD = self._after(head, joined.gate_up_MD, residual_AD, attended_AHD)
+            normed.append(normed_AD)
         return normed
 
 
-def _before(
-    head: Eagle3Head, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor
-) -> AttentionInput:
-    return head.midlayer.before_attention(embeds_TD, hidden_TD, positions_T)
-
-
-def _after(head: Eagle3Head, residual_TD: Tensor, attended_THD: Tensor) -> HeadOutput:
-    return head.finish(head.midlayer.after_attention(residual_TD, attended_THD))
+def _attention_spec(head: Eagle3Head) -> AttentionSpec:
+    return AttentionSpec(scale=head.config.head_dim**-0.5, window=head.config.sliding_window)
 
 
 @cache
 def _compiled_halves() -> tuple[_Before, _After]:
     """Attention stays outside: it is a kernel of its own, with its own backward pass."""
-    return torch.compile(_before), torch.compile(_after)
+    return torch.compile(before_attention), torch.compile(after_attention)
