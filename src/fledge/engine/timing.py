@@ -1,6 +1,7 @@
 """Times real passes of a target and a head on scratch memory, for the controller."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -14,9 +15,10 @@ from fledge.models.head import Eagle3Head
 from fledge.models.target import Target
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kv import KVPool
-from fledge.ops.packed import PackedPass, SequencePart, pack
+from fledge.ops.paged import BlockTables, TreePass, make_tree_pass
 from fledge.store.cache import default_cache_dir
 
+_BLOCK_SIZE = 16
 _MOST_TOKENS = 512
 """Passes are timed up to this size; beyond it times grow with the tokens."""
 
@@ -92,7 +94,16 @@ class _PassTimer:
             torch.cuda.synchronize(self._target.device)
 
 
-def _chain(num_tokens: int, num_context: int, device: torch.device) -> PackedPass:
-    numbers = torch.arange(num_context + num_tokens, device=device)
-    new = numbers[num_context:]
-    return pack([SequencePart(new % 7, new, numbers, numbers)])
+def _chain(num_tokens: int, num_context: int, device: torch.device) -> TreePass:
+    """One request whose tokens lie at the slots of their numbers, whatever a layer's window is."""
+    num_blocks = -(-(num_context + num_tokens) // _BLOCK_SIZE)
+    table_BP = torch.arange(num_blocks, device=device)[None]
+    return make_tree_pass(
+        chain_tokens_C=torch.arange(num_tokens, device=device) % 7,
+        chain_B=torch.tensor([num_tokens], device=device),
+        context_B=torch.tensor([num_context], device=device),
+        trees=None,
+        num_rows=num_tokens,
+        tables=BlockTables(_BLOCK_SIZE, defaultdict(lambda: table_BP)),
+        num_short=0,
+    )

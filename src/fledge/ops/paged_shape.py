@@ -49,7 +49,9 @@ def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
         return _Device(8, 228 * 1024)
     found = torch.cuda.get_device_properties(device)
-    return _Device(found.multi_processor_count, found.shared_memory_per_block_optin)
+    # What a kernel may ask for; only NVIDIA devices have more than a block gets without asking.
+    shared_bytes = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return _Device(found.multi_processor_count, int(shared_bytes))
 
 
 def paged_shape(

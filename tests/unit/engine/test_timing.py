@@ -31,7 +31,8 @@ def passes(target: Target, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, i
     forward, seen = target.forward, []
 
     def watched(packed: Any, *args: Any, **options: Any) -> Any:
-        seen.append((packed.num_tokens, packed.segments[-1].key_slots_K.shape[0]))
+        (segment,) = packed.view(None).segments()
+        seen.append((packed.num_tokens, segment.key_slots_K.shape[0]))
         return forward(packed, *args, **options)
 
     monkeypatch.setattr(target, "forward", watched)
