@@ -17,6 +17,9 @@ from fledge.training.curves import CurveRecord, Kind, read_curves
 
 PLOT_NAME, PAGE_NAME = "curves.png", "curves.html"
 _MAX_POINTS = 600
+_WIDE = 100
+"""Norms that differ by more than this are shown on a logarithmic axis."""
+
 _TRAIN, _HELD_OUT, _REAL = "#7a8ba3", "#c2410c", "#0f766e"
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -99,27 +102,28 @@ def _draw_accuracy(axes: Any, records: Sequence[CurveRecord]) -> None:
 
 
 def _draw_acceptance(axes: Any, records: Sequence[CurveRecord]) -> None:
-    _draw_depths(axes, records, "acceptance_at_depth", "acceptance, given acceptance before")
+    _draw_depths(axes, records, "acceptance_at_depth", "acceptance given acceptance before")
 
 
 def _draw_depths(axes: Any, records: Sequence[CurveRecord], name: str, title: str) -> None:
-    """One line per depth: held out where that was measured, training until then."""
-    kind: Kind = "held_out" if any(one.kind == "held_out" for one in records) else "train"
-    depths = max((len(_list(one, name)) for one in records if one.kind == kind), default=0)
-    axes.set_title(f"{title} ({'held out' if kind == 'held_out' else 'training'})", fontsize=10)
-    if not depths:
-        return
+    """One colour per depth: strong what is held out, faint what is trained on."""
     from matplotlib import colormaps
 
-    colours = colormaps["viridis"]
+    depths = max((len(_list(one, name)) for one in records), default=0)
+    is_held_out = any(one.kind == "held_out" for one in records)
+    axes.set_title(f"{title} ({'strong: held out' if is_held_out else 'training'})", fontsize=10)
     for depth in range(depths):
-        line = _line(records, kind, name, depth)
-        if kind == "train" and line is not None:
-            line = _smoothed(line)
-        colour = colours(0.9 * depth / max(1, depths - 1))
-        _plot(axes, line, f"depth {depth + 1}", colour)
-    axes.set_ylim(0, 1.02)
-    _name_lines(axes, columns=2)
+        colour = colormaps["viridis"](0.9 * depth / max(1, depths - 1))
+        train = _line(records, "train", name, depth)
+        if train is not None:
+            smooth = _smoothed(train)
+            axes.plot(smooth.steps, smooth.values, color=colour, alpha=0.35, linewidth=1.0)
+        # A line without points still has its place in the legend.
+        held_out = _line(records, "held_out", name, depth) or _Line([], [])
+        _plot(axes, held_out, f"depth {depth + 1}", colour)
+    if depths:
+        axes.set_ylim(0, 1.02)
+        _name_lines(axes, columns=2)
 
 
 def _draw_lengths(axes: Any, records: Sequence[CurveRecord]) -> None:
@@ -149,7 +153,7 @@ def _draw_schedule(axes: Any, records: Sequence[CurveRecord]) -> None:
         other.plot(smooth.steps, smooth.values, color=_HELD_OUT, linewidth=1.2)
         other.tick_params(labelsize=8, colors=_HELD_OUT)
         other.spines["top"].set_visible(False)
-        if min(norms.values) > 0:
+        if 0 < _WIDE * min(norms.values) < max(norms.values):
             other.set_yscale("log")
             other.minorticks_off()
 

@@ -91,6 +91,7 @@ def _draw_means(
 def _draw_courses(axes: Any, shown: Sequence[tuple[Trial, Result]]) -> None:
     axes.set_title("course of each trial", fontsize=9)
     axes.set_xlabel("measurement", fontsize=8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     best = max((result.score or 0.0 for _, result in shown), default=None)
     for _, result in shown:
         is_best = result.score == best

@@ -60,7 +60,15 @@ def read_report(out: Path) -> dict[str, Any]:
 def table_of(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows for people."""
     knobs = document["knobs"]
-    heads = ["rank", "trial", *map(short_name, knobs), "accept length", "ideal", "loss", "steps"]
+    heads = [
+        "rank",
+        "trial",
+        *map(short_name, knobs),
+        "accept length",
+        "ideal",
+        "loss",
+        "best step",
+    ]
     rows = []
     for row in document["trials"]:
         values = [_shown(row["values"][name]) for name in knobs]
