@@ -3,8 +3,9 @@
 On a target's own hidden states three figures stand beside the bytes: the error of a token as a
 share of its size; the error of a channel as a share of its spread, for the middle channel, the
 worst tenth and the worst; and how often the probe behind `capture.layers = "auto"`, a ridge
-regression fitted on decoded features, has the target's choice on top. Final hidden rows are
-judged by what they do to the target's distribution.
+regression fitted on decoded features, has the target's choice on top, and what share of the final
+states' variance it misses. Final hidden rows are judged by what they do to the target's
+distribution.
 
     python tools/measure_codec.py --target NAME --texts FILE.jsonl --out benchmarks/FILE.json
 
@@ -45,6 +46,7 @@ from fledge.store.corpus_shard import Sample
 NUM_TAPS = 3
 INVENTED_HIDDEN = 4096
 ROUNDS = 5
+RIDGE = 0.1
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -226,7 +228,7 @@ def measure_target(name: str, texts: Path, device: torch.device, max_tokens: int
                 "format": label,
                 "bits_per_value": round(bits, 4),
                 **errors(exact[is_judged], decoded[is_judged], spread, size),
-                "probe_accuracy": round(accuracy(rows, target, taps, decoded), 4),
+                **probe(rows, target, taps, decoded),
             }
         )
         print(name, entries[-1], flush=True)
@@ -242,10 +244,16 @@ def measure_target(name: str, texts: Path, device: torch.device, max_tokens: int
     }
 
 
-def accuracy(rows: ProbeRows, target: Target, taps: tuple[int, ...], decoded: Tensor) -> float:
+def probe(
+    rows: ProbeRows, target: Target, taps: tuple[int, ...], decoded: Tensor
+) -> dict[str, float]:
     parts = torch.split(decoded.to(rows.final_RD.device), target.hidden_size, dim=1)
     changed = replace(rows, layers=dict(zip(taps, parts, strict=True)))
-    return compare_taps(changed, target.readout, [taps]).scores[0].accuracy
+    score = compare_taps(changed, target.readout, [taps], [RIDGE]).scores[0]
+    return {
+        "probe_accuracy": round(score.accuracy, 4),
+        "probe_unexplained": round(score.unexplained, 5),
+    }
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ MIN_FITTED, MIN_JUDGED = 100, 50
 _GRID = 7
 """Layers that choices are made of."""
 
-_RIDGES = (0.03, 0.1, 0.3, 1.0)
+RIDGES = (0.03, 0.1, 0.3, 1.0)
 """In units of a row's own kernel; the one that suits the default layers is used for all."""
 
 _LARGEST = 20.0
@@ -53,6 +53,9 @@ class TapScore:
 
     taps: tuple[int, ...]
     accuracy: float
+    unexplained: float
+    """Share of the final states' variance that the guess misses."""
+
     lead: float
     """Over the default layers, on the same rows."""
 
@@ -134,7 +137,10 @@ def probe_taps(
 
 @torch.no_grad()
 def compare_taps(
-    rows: ProbeRows, readout: Readout, candidates: Sequence[tuple[int, ...]]
+    rows: ProbeRows,
+    readout: Readout,
+    candidates: Sequence[tuple[int, ...]],
+    ridges: Sequence[float] = RIDGES,
 ) -> TapProbe:
     """Fit and judge every candidate; the first is the default."""
     num_fitted, num_judged = int((~rows.is_judged_R).sum()), int(rows.is_judged_R.sum())
@@ -146,16 +152,17 @@ def compare_taps(
         )
     task = _make_task(rows, readout)
     default = candidates[0]
-    ridge = max(_RIDGES, key=lambda one: float(_hits(task, default, one).mean()))
-    base_Q = _hits(task, default, ridge)
+    fits = {ridge: _fit(task, default, ridge) for ridge in ridges}
+    ridge = max(fits, key=lambda one: float(fits[one].hits_Q.mean()))
     scores = []
     for taps in candidates:
-        hits_Q = _hits(task, taps, ridge)
-        difference_Q = hits_Q - base_Q
+        hits_Q, unexplained = fits[ridge] if taps == default else _fit(task, taps, ridge)
+        difference_Q = hits_Q - fits[ridge].hits_Q
         scores.append(
             TapScore(
                 taps=taps,
                 accuracy=float(hits_Q.mean()),
+                unexplained=unexplained,
                 lead=float(difference_Q.mean()),
                 lead_error=float(difference_Q.std()) / math.sqrt(num_judged),
             )
@@ -182,8 +189,9 @@ class _Task(NamedTuple):
     """Kernel of the embedding, and of a constant."""
 
     final_SD: Tensor
+    final_QD: Tensor
     middle_D: Tensor
-    """Mean of the final hidden states that are fitted, which is left out of them."""
+    """Mean of the final hidden states that are fitted, which is left out of both."""
 
     is_judged_R: Tensor
     readout: Readout
@@ -191,6 +199,13 @@ class _Task(NamedTuple):
     """Every token that the target chose in the sample."""
 
     greedy_Q: Tensor
+
+
+class _Fit(NamedTuple):
+    hits_Q: Tensor
+    """1 where the guess has the target's choice on top, else 0."""
+
+    unexplained: float
 
 
 def _make_task(rows: ProbeRows, readout: Readout) -> _Task:
@@ -203,6 +218,7 @@ def _make_task(rows: ProbeRows, readout: Readout) -> _Task:
         },
         shared_RS=_kernel(rows.embedding_RD, is_fitted_R) + 1,
         final_SD=final_SD - middle_D,
+        final_QD=rows.final_RD[rows.is_judged_R].float() - middle_D,
         middle_D=middle_D,
         is_judged_R=rows.is_judged_R,
         readout=readout,
@@ -219,16 +235,17 @@ def _kernel(values_RD: Tensor, is_fitted_R: Tensor) -> Tensor:
     return unit_RD @ unit_RD[is_fitted_R].T / unit_RD.shape[1]
 
 
-def _hits(task: _Task, taps: tuple[int, ...], ridge: float) -> Tensor:
-    """1 where the guess has the target's choice on top, else 0, for each judged row."""
+def _fit(task: _Task, taps: tuple[int, ...], ridge: float) -> _Fit:
     kernel_RS = task.shared_RS + sum(task.layers[tap] for tap in taps) / len(taps)
     own_SS = kernel_RS[~task.is_judged_R]
     own_SS.diagonal().add_(ridge)
     weights_SD = torch.cholesky_solve(task.final_SD, torch.linalg.cholesky(own_SS))
-    guess_QD = kernel_RS[task.is_judged_R] @ weights_SD + task.middle_D
+    guess_QD = kernel_RS[task.is_judged_R] @ weights_SD
+    missed = (guess_QD - task.final_QD).square().sum() / task.final_QD.square().sum()
     dtype = task.readout.weight_VD.dtype
-    logits_QC = task.readout.logits(guess_QD.to(dtype), task.token_ids_C)
-    return (task.token_ids_C[logits_QC.argmax(dim=-1)] == task.greedy_Q).float()
+    logits_QC = task.readout.logits((guess_QD + task.middle_D).to(dtype), task.token_ids_C)
+    hits_Q = (task.token_ids_C[logits_QC.argmax(dim=-1)] == task.greedy_Q).float()
+    return _Fit(hits_Q, float(missed))
 
 
 def _evenly(layers: Sequence[int], count: int) -> list[int]:
