@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
@@ -57,21 +56,21 @@ def load_target(given: TrainInput, settings: TrainSettings, progress: Progress) 
 def assemble(
     given: TrainInput, settings: TrainSettings, target: Target, processes: Processes
 ) -> Parts:
-    """Everything a trainer needs, on this process's device."""
+    """Everything a trainer needs, on this process's device.
+
+    Of the target only its matrices are kept, unless it has to read or to decode.
+    """
     division, order = make_order(given, settings)
-    if order.num_steps == 0:
-        raise ConfigError(f"{given.where} has nothing to train on beside what is held out.")
-    draft_ids = given.vocab_map.target_ids
-    readout = target.readout
+    readout, embedding_VD = target.readout, target.embedding.weight.detach()
     head = make_head(
         given.head_config(settings),
-        draft_ids,
+        given.vocab_map.target_ids,
         seed=settings.seed,
         readout=readout if settings.head.lm_head_from_target else None,
     )
     exhibit = Eagle3Head(head.config, head.draft_to_target_V)
     source = _source(given, settings, target, head.draft_to_target_V)
-    inner = _module(head.to(given.device), target.embedding.weight, readout, settings, target)
+    inner = _module(head.to(given.device), embedding_VD, readout, settings)
     module = wrap(inner, processes, settings.parallel)
     optimizer = Optimizer(inner, settings.optimizer, order.num_steps)
     is_copied = optimizer.average is not None or (
@@ -79,8 +78,8 @@ def assemble(
     )
 
     def copied() -> TTTModule:
-        twin = Eagle3Head(head.config, exhibit.draft_to_target_V).to(given.device)
-        return _module(twin, target.embedding.weight, readout, settings, target)
+        twin = Eagle3Head(exhibit.config, exhibit.draft_to_target_V).to(given.device)
+        return _module(twin, embedding_VD, readout, settings)
 
     measurer = None
     if len(division.held_out):
@@ -100,33 +99,30 @@ def assemble(
 def _source(
     given: TrainInput, settings: TrainSettings, target: Target, draft_ids_V: Tensor
 ) -> Source:
-    padded_to = settings.micro_tokens if given.device.type == "cuda" else None
+    device = given.device
+    padded_to = settings.micro_tokens if device.type == "cuda" else None
     if isinstance(given.inside, FeatureStore):
-        dtype = _compute_dtype(settings, target)
-        return OfflineSource(given.inside, device=given.device, dtype=dtype, padded_to=padded_to)
+        dtype = _compute_dtype(settings, device)
+        return OfflineSource(given.inside, device=device, dtype=dtype, padded_to=padded_to)
     return OnlineSource(
         given.inside, given.samples, target, given.taps, draft_ids_V, padded_to=padded_to
     )
 
 
 def _module(
-    head: Eagle3Head,
-    embedding_VD: Tensor,
-    readout: Readout,
-    settings: TrainSettings,
-    target: Target,
+    head: Eagle3Head, embedding_VD: Tensor, readout: Readout, settings: TrainSettings
 ) -> TTTModule:
     return TTTModule(
         head,
         embedding_VD,
         readout,
         settings.loss,
-        compute_dtype=_compute_dtype(settings, target),
+        compute_dtype=_compute_dtype(settings, embedding_VD.device),
         hidden_noise=settings.hidden_noise,
     )
 
 
-def _compute_dtype(settings: TrainSettings, target: Target) -> torch.dtype:
+def _compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
     """What products are computed in; float16 would need its losses scaled."""
-    dtype = pick_dtype(settings.dtype, target.device)
+    dtype = pick_dtype(settings.dtype, device)
     return torch.float32 if dtype is torch.float16 else dtype

@@ -63,8 +63,8 @@ def train(
     with _opened(out, given.plan(settings), ours) as stage:
         is_finished = ours.gather(stage is not None and stage.is_finished)[0]
         if not is_finished:
-            loaded = target or load_target(given, settings, shown)
-            parts = assemble(given, settings, loaded, ours)
+            # Not held here: training from features may let go of most of the target.
+            parts = assemble(given, settings, target or load_target(given, settings, shown), ours)
             _run(parts, settings, out, ours, shown, watch=watch, has_plots=has_plots)
             if stage is not None:
                 _finish(given, settings, parts, stage, shown)
