@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
+from fledge.features.read_ahead import read_ahead
 from fledge.store.channels import CHANNELS_NAME, Channels
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
@@ -21,10 +24,14 @@ from fledge.store.place import Place
 from fledge.store.places import open_place
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
 
+_THREADS = 4
+_VERIFIED_BYTES = 256 << 20
 _REMEDY = (
     f"Remove this file, {INDEX_NAME} and {MANIFEST_NAME} and capture again: only these are made "
     "anew."
 )
+
+_LOST = "Everything beside it was coded with it: capture into a new directory."
 
 
 class FeatureStore:
@@ -86,7 +93,7 @@ class FeatureStore:
         """What features are decoded with; None where they are stored exactly."""
         if self.layout.features == "exact":
             return None
-        content = _read_whole(self.place, self.manifest, CHANNELS_NAME)
+        content = _read_whole(self.place, self.manifest, CHANNELS_NAME, _LOST)
         return Channels.decode(content, self.place.file(CHANNELS_NAME), self.layout.row_width)
 
     def read(self, place: int) -> EncodedSample:
@@ -110,27 +117,33 @@ class FeatureStore:
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte and compare it with what was written."""
         shown = progress or SilentProgress()
-        for name in self.index.names:
-            entry = self.manifest.files[name]
-            head = read_head(self.place, name, entry["bytes"])
-            if head.sha256 != entry["sha256"]:
-                raise ArtifactError(
-                    f"{self.place.file(name)} is damaged: its head has sha256 {head.sha256} and "
-                    f"should have {entry['sha256']}. {_REMEDY}"
-                )
-        with shown.task(f"checking {self.place}", int(self.index.sizes.sum())) as task:
-            for place in range(len(self)):
-                self.read(place)
-                task.advance(int(self.index.sizes[place]))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(self._verify_head, self.index.names))
+        sizes = [int(size) for size in self.index.sizes]
+        room = max(_VERIFIED_BYTES, *sizes, 0)
+        places = range(len(self))
+        samples = read_ahead(self.read, places, sizes, threads=_THREADS, max_bytes=room)
+        with shown.task(f"checking {self.place}", sum(sizes)) as task, closing(samples):
+            for size, _ in zip(sizes, samples, strict=True):
+                task.advance(size)
+
+    def _verify_head(self, name: str) -> None:
+        entry = self.manifest.files[name]
+        head = read_head(self.place, name, entry["bytes"])
+        if head.sha256 != entry["sha256"]:
+            raise ArtifactError(
+                f"{self.place.file(name)} is damaged: its head has sha256 {head.sha256} and "
+                f"should have {entry['sha256']}. {_REMEDY}"
+            )
 
 
-def _read_whole(place: Place, manifest: Manifest, name: str) -> bytes:
+def _read_whole(place: Place, manifest: Manifest, name: str, remedy: str = _REMEDY) -> bytes:
     """A file that the manifest has the sha256 of."""
     content = place.read(name) or b""
     found, expected = hashlib.sha256(content).hexdigest(), manifest.files[name]["sha256"]
     if found != expected:
         raise ArtifactError(
             f"{place.file(name)} is damaged: it has sha256 {found} and should have {expected}. "
-            f"{_REMEDY}"
+            f"{remedy}"
         )
     return content

@@ -31,7 +31,7 @@ class ObjectPlace:
 
     def __init__(self, address: str) -> None:
         self._address = address.rstrip("/")
-        self._prefix = split_address(self._address).key
+        self._prefix = split_address(address).key.rstrip("/")
         with explained(self._address):
             self._store = open_store(self._address)
 

@@ -1,5 +1,6 @@
 """From what a user writes to a directory of files: a local path, or an address."""
 
+import re
 from pathlib import Path
 
 from fledge.contracts.errors import ConfigError
@@ -11,7 +12,8 @@ from fledge.store.place import Place
 
 def open_place(address: str | Path) -> Place:
     """A local directory, which need not exist yet, or a prefix of an object store."""
-    text = str(address)
+    # A `Path` of an address has lost one of its slashes.
+    text = re.sub(rf"^({'|'.join(SCHEMES)}):/(?!/)", r"\1://", str(address))
     if is_object_address(text):
         return ObjectPlace(text)
     if "://" in text:
