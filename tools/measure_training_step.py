@@ -43,15 +43,18 @@ class Shape:
     head_dim: int
     draft_vocab_size: int
 
-    def flops_per_token(self, num_steps: int) -> int:
+    def flops_per_token(self, num_steps: int, *, is_plain: bool) -> int:
         """Of all products but those of attention; every token has a label at every step."""
         size, heads = self.hidden_size, self.num_heads * self.head_dim
-        groups = 2 * self.num_kv_heads * self.head_dim
         fuse = NUM_TAPS * size * size
-        layer = 2 * size * (heads + groups) + heads * size + 3 * size * self.intermediate_size
+        # Half of what query, keys and values read: the embedding, which only the twin reads anew.
+        read = size * (heads + 2 * self.num_kv_heads * self.head_dim)
+        layer = read + heads * size + 3 * size * self.intermediate_size
         vocabulary = size * self.draft_vocab_size
+        num_reads = num_steps if is_plain else 1
         # Features get no gradient, and the target's own logits are only read.
-        return 2 * (2 * fuse + num_steps * 3 * (layer + vocabulary) + vocabulary)
+        learned = num_steps * (layer + vocabulary) + num_reads * read
+        return 2 * (2 * fuse + 3 * learned + vocabulary)
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     seconds = time_steps(step, repeats, device)
     rate = case.num_tokens / statistics.median(seconds)
-    operations = rate * case.shape.flops_per_token(case.num_steps)
+    flops = case.shape.flops_per_token(case.num_steps, is_plain=case.is_plain)
     has_all = not case.prompt_share
     if has_profile:
         show_profile(step)
@@ -210,8 +213,8 @@ def measure(
         "tokens_per_s": round(rate),
         "step_ms": [round(1e3 * one, 2) for one in seconds],
         "peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
-        "share_of_product_peak": round(operations / peak, 4) if has_all else None,
-        "gflop_per_token": round(case.shape.flops_per_token(case.num_steps) / 1e9, 3),
+        "share_of_product_peak": round(rate * flops / peak, 4) if has_all else None,
+        "gflop_per_token": round(flops / 1e9, 3),
         "warm_up_s": round(warm_up_s, 1),
         "loss": round(loss, 4),
     }
