@@ -12,6 +12,7 @@ The one metadata entry, `fledge`, is a JSON text. A file appears whole or not at
 samples give the same bytes.
 """
 
+import itertools
 import json
 import struct
 from collections.abc import Sequence
@@ -134,6 +135,11 @@ class Shard:
     @property
     def source_ids(self) -> NDArray[Any]:
         return self._arrays["source_ids"]
+
+    def row_ids(self) -> list[bytes]:
+        """The id of each sample's row, as UTF-8."""
+        content, offsets = bytes(self._arrays["row_ids"]), self._arrays["row_offsets"].tolist()
+        return [content[start:stop] for start, stop in itertools.pairwise(offsets)]
 
     def sample(self, number: int) -> Sample:
         start, stop = self.offsets[number : number + 2]

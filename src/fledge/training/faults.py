@@ -113,9 +113,9 @@ def refuse_other_target(
             f"{str(theirs.get('sha256'))[:12]}, and {target} has tokenizer {ours['sha256'][:12]}; "
             "give the target that it was made for."
         )
-    for name in ("vocab_size", "hidden_size", "num_layers", "weights"):
-        if name in found and name in asked and found[name] != asked[name]:
-            raise MismatchError(
-                f"{where} was made for {found.get('target')} with {name} {found[name]}, and "
-                f"{target} has {name} {asked[name]}; give the target that it was made for."
-            )
+    if found.get("weights") != asked["weights"]:
+        raise MismatchError(
+            f"{where} was made for {found.get('target')} with weights "
+            f"{str(found.get('weights'))[:12]}, and {target} has weights {asked['weights'][:12]}; "
+            "give the target that it was made for."
+        )

@@ -89,5 +89,6 @@ def list_corpus(corpus: Corpus) -> SampleTable:
     kept = count_rows(corpus).kept
     numbers = np.flatnonzero(kept)
     # As features hold it too: both ways hold out the same conversations.
-    hashes = [xxhash.xxh3_64_intdigest(sample.row_id.encode()) for sample in corpus]
+    ids = (row_id for shard in corpus.shards for row_id in shard.row_ids())
+    hashes = [xxhash.xxh3_64_intdigest(row_id) for row_id in ids]
     return SampleTable(numbers, kept[numbers], np.array(hashes, np.uint64)[numbers])

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import ArtifactError, ConfigError
 from fledge.contracts.progress import SilentProgress
 from fledge.models.target import Target
+from fledge.store.corpus import Corpus
 from fledge.training.assembly import assemble, load_target
 from fledge.training.distributed import Processes
 from fledge.training.sources import Prefetcher, Source, iterate, padded
@@ -47,6 +49,9 @@ def test_both_ways_know_the_same_samples(
     for ours, theirs in zip(online.samples, offline.samples, strict=True):
         assert np.array_equal(ours, theirs)
     assert online.taps == offline.taps
+    ids = [sample.row_id for sample in Corpus.open(tiny_corpus)]
+    hashes = [xxhash.xxh3_64_intdigest(row_id.encode()) for row_id in ids]
+    assert online.samples.row_hashes.tolist() == [hashes[n] for n in online.samples.numbers]
 
 
 def test_both_ways_give_the_same_micro_batches(
