@@ -58,6 +58,7 @@ def test_a_sweep_over_features(
     assert planned.exit_code == 0, planned.stderr
     plan = json.loads(planned.stdout)
     assert (plan["trials"], plan["steps"]) == (2, 6)
+    assert run(*words, "--plan").stdout.startswith("makes: 2 trials, 6 steps, ")
     assert not out.exists(), "a plan writes nothing"
 
     done = run(*words)

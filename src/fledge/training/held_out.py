@@ -22,7 +22,6 @@ def measure_held_out(
             # Losses are summed apart from what they will be divided by.
             ones_K = torch.ones(num_steps, device=batch.features_TF.device)
             parts.append(module(batch, ones_K).sums)
-        device = parts[0].loss_K.device if parts else None
-        return add_sums(parts) if parts else no_sums(num_steps, device)
+        return add_sums(parts) if parts else no_sums(num_steps)
     finally:
         module.train(was_training)
