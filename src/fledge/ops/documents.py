@@ -42,23 +42,23 @@ class Documents:
     @cached_property
     def offsets_N(self) -> Tensor:
         """The same on the device, int32 [N+1], as fused attention asks for."""
-        return self._sent(self.starts).to(torch.int32)
+        return self.sent(self.starts).to(torch.int32)
 
     @cached_property
     def positions_T(self) -> Tensor:
         """Of each token within its document."""
-        counts, starts_N = self._sent(self.lengths), self._sent(self.starts[:-1])
+        counts, starts_N = self.sent(self.lengths), self.sent(self.starts[:-1])
         all_T = torch.arange(self.num_tokens, device=self.device)
         return all_T - torch.repeat_interleave(starts_N, counts, output_size=self.num_tokens)
 
     @cached_property
     def numbers_T(self) -> Tensor:
         """Which document each token belongs to."""
-        counts = self._sent(self.lengths)
+        counts = self.sent(self.lengths)
         numbers_N = torch.arange(len(self.lengths), device=self.device)
         return torch.repeat_interleave(numbers_N, counts, output_size=self.num_tokens)
 
-    def _sent(self, numbers: tuple[int, ...]) -> Tensor:
+    def sent(self, numbers: Sequence[int]) -> Tensor:
         """On the device, without waiting for what it still has to do."""
         return torch.tensor(numbers, dtype=torch.int64).to(self.device, non_blocking=True)
 

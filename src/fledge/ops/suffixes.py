@@ -40,16 +40,15 @@ class Suffixes:
     @cached_property
     def offsets_N(self) -> Tensor:
         """The same on the device, int32 [N+1], as fused attention asks for."""
-        device = self.documents.device
-        return torch.tensor(self.starts, dtype=torch.int32).to(device, non_blocking=True)
+        return self.documents.sent(self.starts).int()
 
     @cached_property
     def rows_A(self) -> Tensor:
         """Of the documents' tokens."""
         ends = zip(self.documents.starts[1:], self.starts[1:], strict=True)
         device = self.documents.device
-        behind_N = torch.tensor([end - own_end for end, own_end in ends], device=device)
-        counts_N = torch.tensor(self.lengths, device=device)
+        behind_N = self.documents.sent([end - own_end for end, own_end in ends])
+        counts_N = self.documents.sent(self.lengths)
         num_tokens = self.num_tokens
         behind_A = torch.repeat_interleave(behind_N, counts_N, output_size=num_tokens)
         return torch.arange(num_tokens, device=device) + behind_A
