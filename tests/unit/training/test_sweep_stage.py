@@ -35,16 +35,14 @@ SETTINGS = SweepSettings(
 
 
 class Stopping(SilentProgress):
-    """Interrupts the program at the second note with a certain beginning."""
+    """Interrupts the program at a note with a certain beginning."""
 
-    def __init__(self, beginning: str, times: int = 1) -> None:
-        self._beginning, self._left = beginning, times
+    def __init__(self, beginning: str) -> None:
+        self._beginning = beginning
 
     def note(self, text: str) -> None:
         if text.startswith(self._beginning):
-            self._left -= 1
-            if self._left == 0:
-                raise KeyboardInterrupt
+            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +102,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     begun = list_trials(out)
     assert [trial.result is not None for trial in begun] == [True, False]
     kept = (begun[0].directory / "result.json").stat().st_mtime_ns
+    assert not (out / "sweep.png").exists()
     sweep(given, SETTINGS, BASE, out)
     assert (begun[0].directory / "result.json").stat().st_mtime_ns == kept
     assert (out / "sweep.json").read_bytes() == (whole / "sweep.json").read_bytes()

@@ -85,22 +85,25 @@ def table_of(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def write_report(out: Path, settings: SweepSettings, trials: Sequence[Trial]) -> list[Path]:
-    """Table and plot of trials that have all ended; returns the files."""
+def write_table(out: Path, settings: SweepSettings, trials: Sequence[Trial]) -> list[Path]:
+    """The table of the trials that have ended so far; returns the files."""
     document = summarise(settings, trials, out)
     heads, rows = table_of(document)
     errors = [
         f"- trial {row['trial']}: {row['error']}" for row in document["trials"] if row["error"]
     ]
-    parts = [
-        "# Sweep",
-        render_table(heads, rows, num_left=0),
-        *(["Failed:", *errors] * bool(errors)),
-    ]
+    parts = ["# Sweep", render_table(heads, rows, num_left=0)]
+    if errors:
+        parts += ["Failed:", "\n".join(errors)]
     write_json(out / TABLE_NAME, document)
     publish_file(out / PAGE_NAME, ("\n\n".join(parts) + "\n").encode())
+    return [out / TABLE_NAME, out / PAGE_NAME]
+
+
+def write_report(out: Path, settings: SweepSettings, trials: Sequence[Trial]) -> list[Path]:
+    """Table and plot of a whole sweep; returns the files."""
     draw_sweep(out / PLOT_NAME, settings, trials)
-    return [out / name for name in (TABLE_NAME, PAGE_NAME, PLOT_NAME)]
+    return [*write_table(out, settings, trials), out / PLOT_NAME]
 
 
 def _shown(value: Any) -> str:

@@ -27,7 +27,7 @@ from fledge.training.sources import refuse_long_samples
 from fledge.training.stage import train
 from fledge.training.sweep.proposals import count_trials, propose, require_optuna
 from fledge.training.sweep.pruning import is_hopeless
-from fledge.training.sweep.report import write_report
+from fledge.training.sweep.report import write_report, write_table
 from fledge.training.sweep.space import Values, apply_values, check_space, describe
 from fledge.training.sweep.trials import (
     Result,
@@ -119,6 +119,7 @@ class _Runner:
                 if trial is None:
                     break
                 ended[number] = self._run_one(trial, earlier, total)
+                write_table(self.out, self.settings, list(ended.values()))
         return list(ended.values())
 
     def _begin(self, number: int, earlier: Sequence[Trial]) -> Trial | None:
