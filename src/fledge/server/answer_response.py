@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for so long says so: proxies close silent connections."""
 
+_CALM_BYTES = 16 << 10
+"""Sending waits for a client only when much more than this lies unsent."""
+
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -74,37 +77,26 @@ class AnswerResponse(Response):
         if self._is_stream:
             await self._write_stream(answers, sender)
         else:
-            while pieces := await answers.take():
-                self._keep(answers, pieces)
+            while not answers.are_over:
+                self._keep(answers, await answers.take())
             body = dump(self._shape.whole(self._choices))
             await sender.start(200, [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))])
             await sender.write(body, is_last=True)
 
     async def _write_stream(self, answers: Answers, sender: "_Sender") -> None:
-        while pieces := await self._next_pieces(answers, sender):
+        answers.stir_every(KEEP_ALIVE_S)
+        while not answers.are_over:
             events = []
-            for piece in _merged(pieces):
+            for piece in _merged(await answers.take()):
                 self._keep(answers, [piece])
                 index = answers.choice(piece)
                 events.append(self._shape.chunk(index, piece, self._choices))
-            await self._begin(sender)
-            await sender.write(b"".join(events))
+            if not self._has_begun:
+                self._has_begun = True
+                await sender.start(200, _EVENT_HEADERS)
+            await sender.write(b"".join(events) or b": still working\n\n")
         last = self._shape.last_chunk(self._choices) or b""
         await sender.write(last + b"data: [DONE]\n\n", is_last=True)
-
-    async def _next_pieces(self, answers: Answers, sender: "_Sender") -> list[Piece]:
-        while True:
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_S):
-                    return await answers.take()
-            except TimeoutError:
-                await self._begin(sender)
-                await sender.write(b": still working\n\n")
-
-    async def _begin(self, sender: "_Sender") -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            await sender.start(200, _EVENT_HEADERS)
 
     def _keep(self, answers: Answers, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -146,25 +138,28 @@ class _Sender:
     """Sends parts of a response to a client that has to take them in time."""
 
     def __init__(self, scope: Scope, send: Send, timeout_s: float) -> None:
-        self._scope, self._send, self._timeout_s = scope, send, timeout_s
+        self._send, self._timeout_s = send, timeout_s
+        self._transport: asyncio.Transport | None = scope["state"].get(TRANSPORT)
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, body: bytes, *, is_last: bool = False) -> None:
+        message = {"type": "http.response.body", "body": body, "more_body": not is_last}
+        transport = self._transport
+        if transport is not None and transport.get_write_buffer_size() < _CALM_BYTES:
+            await self._send(message)  # the server would not wait for this client
+            return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._send(
-                    {"type": "http.response.body", "body": body, "more_body": not is_last}
-                )
+                await self._send(message)
         except TimeoutError:
             raise ClientGoneError("the client does not read what it asked for.") from None
 
     async def cut(self) -> None:
         """End the connection without waiting for anything."""
-        transport = self._scope["state"].get(TRANSPORT)
-        if transport is not None:
-            transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
             await asyncio.sleep(0)
 
 

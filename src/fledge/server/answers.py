@@ -25,7 +25,8 @@ class Answers:
         self._pieces: list[Piece] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._is_quiet = False
 
     def __enter__(self) -> "Answers":
         return self
@@ -36,18 +37,14 @@ class Answers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         self._release(self.numbers)
 
     @property
-    def is_finished(self) -> bool:
-        """All choices are; pieces may still lie in the box."""
-        return not self._unfinished
-
-    @property
-    def unfinished(self) -> frozenset[int]:
-        return frozenset(self._unfinished)
+    def are_over(self) -> bool:
+        """All choices are finished, and all of their pieces taken."""
+        return not (self._unfinished or self._pieces)
 
     def choice(self, piece: Piece) -> int:
         """Which choice of the response a piece belongs to."""
@@ -55,6 +52,7 @@ class Answers:
 
     def put(self, piece: Piece) -> None:
         self._pieces.append(piece)
+        self._is_quiet = False
         if piece.finish is not None:
             self._unfinished.discard(piece.number)
         self._wake()
@@ -67,23 +65,30 @@ class Answers:
 
     def fail_at(self, deadline: float, error: ApiError) -> None:
         """Fail at this time of the running loop."""
-        self._timer = asyncio.get_running_loop().call_at(deadline, self.fail, error)
+        loop = asyncio.get_running_loop()
+        self._timers["deadline"] = loop.call_at(deadline, self.fail, error)
+
+    def stir_every(self, seconds: float) -> None:
+        """Let `take` return with nothing when nothing came for so long."""
+        if self._is_quiet:
+            self._wake()
+        self._is_quiet = True
+        loop = asyncio.get_running_loop()
+        self._timers["stir"] = loop.call_later(seconds, self.stir_every, seconds)
 
     async def take(self) -> list[Piece]:
-        """All pieces that came since the last call; none when all choices are finished.
+        """All pieces that came since the last call, at least one unless it was stirred.
 
         What came before a failure is handed out before the failure is raised.
         """
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if not self._unfinished:
-                return []
+        if not self._pieces and self._error is None and self._unfinished:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        if not self._pieces and self._error is not None:
+            raise self._error
         taken, self._pieces = self._pieces, []
         return taken
 

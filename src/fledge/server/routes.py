@@ -10,6 +10,7 @@ from fledge.contracts.toml_settings import to_plain
 from fledge.server.answer_response import AnswerResponse
 from fledge.server.answers import Answers
 from fledge.server.api_errors import InvalidRequestError
+from fledge.server.api_keys import ANYONE
 from fledge.server.api_requests import ChatRequest, CompletionRequest, TokenizeRequest
 from fledge.server.parameters import params_of
 from fledge.server.service import Service
@@ -79,7 +80,8 @@ def _answer(
     }
     if service.settings.log_prompts:
         fields["prompt"] = to_plain(asked.model_dump(include={"messages", "prompt"}))
-    client = request.state.caller.name
+    caller = request.state.caller
+    client = caller.name if caller is not ANYONE else str(fields["address"])
 
     def submit() -> Answers:
         return service.supervisor.submit(orders, client=client)

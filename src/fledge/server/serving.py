@@ -17,6 +17,7 @@ import uvicorn
 
 from fledge.contracts.errors import ConfigError, FledgeError
 from fledge.contracts.server_settings import ServeSettings
+from fledge.server.api_errors import UnavailableError
 from fledge.server.app import make_app
 from fledge.server.http_guard import guarded_protocol
 from fledge.server.service import Service
@@ -77,6 +78,8 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(_TICK_S)
         if self._service.num_open:
             _log.warning("%d requests are cut off", self._service.num_open)
+            error = UnavailableError("the server is shutting down and could not finish; ask again.")
+            self._service.supervisor.fail_all(error)
         self.should_exit = True
 
     async def _watch_engine(self) -> None:

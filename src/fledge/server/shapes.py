@@ -14,6 +14,10 @@ from fledge.server.logprob_shapes import chat_logprobs, completion_logprobs
 from fledge.server.token_text import TokenText
 from fledge.server.wire import Finish, Piece
 
+_MARK = "@"
+_TEXT_MARK = b'"@"'
+_NOTHING_ELSE = {"logprobs": None, "finish_reason": None}
+
 
 @dataclass(slots=True)
 class ChoiceState:
@@ -71,6 +75,7 @@ class _Envelope:
 
     def __init__(self, prefix: str, kind: str, options: ShapeOptions) -> None:
         self.options = options
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
         self.head = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": kind,
@@ -95,6 +100,27 @@ class _Envelope:
         if state.finish is not None:
             document["fledge"] = speculation([state.finish.stats])
         return _event(document)
+
+    @property
+    def is_plain(self) -> bool:
+        """Chunks carry nothing beside their text."""
+        options = self.options
+        return not (options.has_logprobs or options.has_token_ids or options.has_usage_always)
+
+    def quick_event(self, index: int, entry: dict[str, Any], text: str) -> bytes:
+        """An event that differs from the last such one in its text only, as most do.
+
+        `entry` has the mark where the text goes.
+        """
+        frame = self._frames.get(index)
+        if frame is None:
+            document: dict[str, Any] = {**self.head, "choices": [entry]}
+            if self.options.has_usage:
+                document["usage"] = None
+            # The name of the model may hold anything, so the mark is looked for from the end.
+            start, _, end = _event(document).rpartition(_TEXT_MARK)
+            frame = self._frames[index] = (start, end)
+        return frame[0] + _text(text) + frame[1]
 
     def last_event(self, choices: Sequence[ChoiceState]) -> bytes | None:
         if not self.options.has_usage:
@@ -142,15 +168,6 @@ class ChatShape:
         self._envelope = _Envelope("chatcmpl", kind, options)
         self._token_text = token_text
         self._begun: set[int] = set()
-        self._plain_start, self._plain_end = self._plain_frame()
-
-    def _plain_frame(self) -> tuple[bytes, bytes]:
-        """What surrounds the text of an ordinary chunk of the first choice: most chunks are."""
-        entry = {"index": 0, "delta": {"content": "@"}, "logprobs": None, "finish_reason": None}
-        frame = _event({**self._envelope.head, "choices": [entry]})
-        # The name of the model may hold anything, so the mark is looked for from the end.
-        start, _, end = frame.rpartition(b'"@"')
-        return start, end
 
     def whole(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
         entries = [self._entry(index, state) for index, state in enumerate(choices)]
@@ -167,11 +184,10 @@ class ChatShape:
         }
 
     def chunk(self, index: int, piece: Piece, choices: Sequence[ChoiceState]) -> bytes:
-        options = self._envelope.options
         is_first = index not in self._begun
-        is_plain = not (options.has_logprobs or options.has_token_ids or options.has_usage)
-        if is_plain and not is_first and index == 0 and piece.finish is None:
-            return self._plain_start + _text(piece.text) + self._plain_end
+        if self._envelope.is_plain and not is_first and piece.finish is None:
+            entry: dict[str, Any] = {"index": index, "delta": {"content": _MARK}, **_NOTHING_ELSE}
+            return self._envelope.quick_event(index, entry, piece.text)
         self._begun.add(index)
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if piece.text or is_first:
@@ -218,6 +234,9 @@ class CompletionShape:
         return self._envelope.response(entries, choices)
 
     def chunk(self, index: int, piece: Piece, choices: Sequence[ChoiceState]) -> bytes:
+        if self._envelope.is_plain and piece.finish is None:
+            entry: dict[str, Any] = {"index": index, "text": _MARK, **_NOTHING_ELSE}
+            return self._envelope.quick_event(index, entry, piece.text)
         is_first = index not in self._offsets
         entry = {
             "index": index,

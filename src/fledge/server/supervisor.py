@@ -86,7 +86,7 @@ class EngineSupervisor:
         was_ready = self.state == "ready"
         if self.state != "failed":
             self.state = "stopped"
-        self._fail_all(UnavailableError("the server is shutting down; ask another one."))
+        self.fail_all(UnavailableError("the server is shutting down; ask another one."))
         self._stopping.set()
         if self._link is not None and was_ready:
             self._link.close()
@@ -179,7 +179,7 @@ class EngineSupervisor:
         self._link = None
         if self.state == "ready":
             self.state = "restarting"
-        self._fail_all(
+        self.fail_all(
             UnavailableError(
                 "the engine stopped while it was answering; it is being started again. Ask again.",
                 retry_after_s=5,
@@ -234,7 +234,8 @@ class EngineSupervisor:
             kind = InvalidRequestError if event.is_clients_fault else FailedRequestError
             answers.fail(kind(event.message))
 
-    def _fail_all(self, error: ApiError) -> None:
+    def fail_all(self, error: ApiError) -> None:
+        """Tell everyone who waits."""
         waiting, self._waiting = self._waiting, {}
         for answers in set(waiting.values()):
             answers.fail(error)

@@ -39,6 +39,7 @@ def test_pieces_are_taken_together_and_what_is_left_is_released() -> None:
             answers.put(piece(7, "c", is_last=True))
             assert [one.text for one in await waiting] == ["c"]
             answers.fail(UnavailableError("too late to matter"))
+            assert answers.are_over
             assert await answers.take() == []
         assert released == [range(7, 9)]
 
@@ -60,6 +61,16 @@ def test_a_failure_comes_after_what_was_there_and_the_first_one_counts() -> None
     asyncio.run(run())
 
 
+def test_a_silent_engine_is_noticed() -> None:
+    async def run() -> None:
+        with Answers(range(1), lambda _: None) as answers:
+            answers.stir_every(0.01)
+            assert await answers.take() == []
+            assert not answers.are_over
+
+    asyncio.run(run())
+
+
 def test_what_piled_up_goes_out_as_one_piece() -> None:
     first, second = _merged(
         [piece(0, "a"), piece(1, "x"), piece(0, "b"), piece(0, "", is_last=True)]
@@ -71,6 +82,9 @@ def test_what_piled_up_goes_out_as_one_piece() -> None:
 def test_a_client_that_does_not_read_is_cut_off() -> None:
     class Transport:
         is_aborted = False
+
+        def get_write_buffer_size(self) -> int:
+            return 1 << 20
 
         def abort(self) -> None:
             self.is_aborted = True
