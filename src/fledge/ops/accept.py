@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fledge.ops.kernel_choice import run_kernel, uses_kernels
 from fledge.ops.logit_rules import LogitRules
 from fledge.ops.logprobs import WalkLogprobs, walk_logprobs
 from fledge.ops.noise import gumbel, uniform
@@ -85,13 +86,17 @@ class _Walkers:
     def finish(self, batch: SamplingBatch) -> Walk:
         tokens_BL = torch.stack(self._tokens, dim=1)
         nodes_BL = torch.stack(self._nodes, dim=1)
-        logprobs = None
-        if batch.asking_A is not None:
-            rows_BL = self._rows_BN.gather(1, nodes_BL)
-            logprobs = walk_logprobs(
-                self._logits_RV, rows_BL, tokens_BL, batch.asking_A, batch.num_logprobs
-            )
+        logprobs = _logprobs(self._logits_RV, self._rows_BN, nodes_BL, tokens_BL, batch)
         return Walk(tokens_BL, nodes_BL, self._lengths_B, self._failed_B, logprobs)
+
+
+def _logprobs(
+    logits_RV: Tensor, rows_BN: Tensor, nodes_BL: Tensor, tokens_BL: Tensor, batch: SamplingBatch
+) -> WalkLogprobs | None:
+    if batch.asking_A is None:
+        return None
+    rows_BL = rows_BN.gather(1, nodes_BL)
+    return walk_logprobs(logits_RV, rows_BL, tokens_BL, batch.asking_A, batch.num_logprobs)
 
 
 def _has_no_best(logits_BV: Tensor) -> Tensor:
@@ -129,13 +134,30 @@ def walk_gumbel(
     `max_depth` how deep the trees may be, so that the device need not be asked. Requests that want
     logprobs are named in `batch`.
     """
-    real_BN = is_real(tree)
-    walkers = _Walkers(logits_RV, rows_BN, tree, rules)
-    for level in _levels(walkers, tree, max_depth):
-        logits_BV = walkers.logits(position_B + level)
-        token_B = sample(logits_BV, batch, position_B + level, walkers.is_walking_B)
-        walkers.step(token_B, match_child(tree, real_BN, walkers.node_B, token_B))
-    return walkers.finish(batch)
+
+    def walk_plain() -> Walk:
+        real_BN = is_real(tree)
+        walkers = _Walkers(logits_RV, rows_BN, tree, rules)
+        for level in _levels(walkers, tree, max_depth):
+            logits_BV = walkers.logits(position_B + level)
+            token_B = sample(logits_BV, batch, position_B + level, walkers.is_walking_B)
+            walkers.step(token_B, match_child(tree, real_BN, walkers.node_B, token_B))
+        return walkers.finish(batch)
+
+    # Where the depth is not known, asking for it is cheaper than a walk over every node.
+    is_bounded = max_depth is not None or tree.max_size == 1
+    if uses_kernels(logits_RV) and rules is None and not batch.has_filters and is_bounded:
+
+        def walk_fused() -> Walk:
+            from fledge.ops.accept_triton import walk_nodes
+
+            num_levels = min(tree.max_size, 1 + (max_depth or 0))
+            steps = walk_nodes(logits_RV, rows_BN, tree, batch, position_B, num_levels=num_levels)
+            logprobs = _logprobs(logits_RV, rows_BN, steps.nodes_BL, steps.tokens_BL, batch)
+            return Walk(*steps, logprobs=logprobs)
+
+        return run_kernel("walks down the trees", walk_fused, walk_plain)
+    return walk_plain()
 
 
 def walk_rejection(

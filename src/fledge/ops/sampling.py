@@ -56,6 +56,9 @@ class SamplingBatch:
     """How the rows of a batch choose their tokens."""
 
     greedy_B: Tensor
+    temperature_B: Tensor
+    """1 for greedy rows."""
+
     seed_B: Tensor
     sampled: tuple[SampledRows, ...]
     """Groups of the rows that are not greedy."""
@@ -70,6 +73,10 @@ class SamplingBatch:
     def all_greedy(self) -> bool:
         return not self.sampled
 
+    @property
+    def has_filters(self) -> bool:
+        return any(one.largest_top_k or one.has_top_p or one.has_min_p for one in self.sampled)
+
 
 def make_sampling_batch(params: Sequence[SamplingParams], device: torch.device) -> SamplingBatch:
     groups: dict[tuple[bool, bool, bool], dict[int, SamplingParams]] = {}
@@ -80,6 +87,11 @@ def make_sampling_batch(params: Sequence[SamplingParams], device: torch.device) 
     asking = [row for row, one in enumerate(params) if one.logprobs is not None]
     return SamplingBatch(
         greedy_B=torch.tensor([one.is_greedy for one in params], device=device),
+        temperature_B=torch.tensor(
+            [1.0 if one.is_greedy else one.temperature for one in params],
+            dtype=torch.float64,
+            device=device,
+        ),
         seed_B=torch.tensor([one.seed for one in params], dtype=torch.long, device=device),
         sampled=tuple(_make_group(group, device) for group in groups.values()),
         asking_A=torch.tensor(asking, device=device) if asking else None,

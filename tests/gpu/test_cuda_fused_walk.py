@@ -1,0 +1,86 @@
+"""Walks by two kernels on a GPU: the tokens of the plain walk on the CPU, without waiting."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fledge.contracts.sampling import SamplingParams
+from fledge.ops.accept import Walk, walk_gumbel
+from fledge.ops.kernel_choice import choose_kernels
+from fledge.ops.sampling import make_sampling_batch
+from fledge.ops.tree import TreeBatch, depths
+from tests.paged_cases import random_trees
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+VOCAB_SIZE = 128_256
+SIZES = [64, 0, 7, 1, 30, 12]
+GREEDY = [SamplingParams()] * len(SIZES)
+MIXED = [
+    SamplingParams() if i % 2 else SamplingParams(temperature=0.5 + i, seed=2**40 + i)
+    for i in range(len(SIZES))
+]
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> Iterator[None]:
+    with choose_kernels("triton"):
+        yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def walk(device: str, dtype: torch.dtype, params: list[SamplingParams]) -> Walk:
+    """Trees whose nodes mostly want one of their children; one root is flawed."""
+    place = torch.device(device)
+    trees = random_trees(SIZES, seed=4, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+    shape = trees.tokens_BN.shape
+    tokens_BN = torch.randint(0, VOCAB_SIZE, shape, generator=generator)
+    logits_RV = torch.randn(tokens_BN.numel(), VOCAB_SIZE, generator=generator).to(dtype)
+    rows_BN = torch.arange(tokens_BN.numel()).view(shape)
+    for request, size in enumerate(SIZES):
+        for node in range(1, size + 1):
+            parent = int(trees.parents_BN[request, node])
+            logits_RV[rows_BN[request, parent], tokens_BN[request, node]] = 30.0 + node % 5
+    logits_RV[rows_BN[3, 0], 77] = float("nan")
+    max_depth = int(depths(trees.parents_BN).max())
+    tree = TreeBatch(
+        tokens_BN=tokens_BN.to(place),
+        parents_BN=trees.parents_BN.to(place),
+        sizes_B=trees.sizes_B.to(place),
+        logprobs_BN=trees.logprobs_BN.to(place),
+        num_drafts=trees.num_drafts,
+    )
+    batch = make_sampling_batch(params, place)
+    position_B = torch.arange(len(params), device=place) * 100
+    logits_RV, rows_BN = logits_RV.to(place), rows_BN.to(place)
+
+    def run() -> Walk:
+        return walk_gumbel(logits_RV, rows_BN, tree, batch, position_B, max_depth=max_depth)
+
+    if device == "cpu":
+        with choose_kernels("plain"):
+            return run()
+    run()
+    torch.cuda.set_sync_debug_mode("error")
+    found = run()
+    torch.cuda.set_sync_debug_mode("default")
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("params", [GREEDY, MIXED], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_walk_of_the_cpu(dtype: torch.dtype, params: list[SamplingParams]) -> None:
+    ours, expected = walk("cuda", dtype, params), walk("cpu", dtype, params)
+    assert torch.equal(ours.lengths_B.cpu(), expected.lengths_B)
+    assert torch.equal(ours.failed_B.cpu(), expected.failed_B)
+    assert expected.failed_B.tolist() == [False, False, False, True, False, False]
+    assert int(expected.lengths_B.max()) > 2
+    for row, length in enumerate(expected.lengths_B.tolist()):
+        assert torch.equal(ours.nodes_BL[row, :length].cpu(), expected.nodes_BL[row, :length])
+        if row != 3:
+            assert torch.equal(ours.tokens_BL[row, :length].cpu(), expected.tokens_BL[row, :length])
