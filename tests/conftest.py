@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.testing_language import save_language_corpus, save_language_target
-
 # A run started in the background may ignore Ctrl-C, and so would every program it tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,12 +40,16 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def language_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target that has something to say, trained once for all processes of a test run."""
+    # Most tests need none of this, and importing it takes seconds.
+    from fledge.testing_language import save_language_target
+
     return _made_once(tmp_path_factory, "language-target", save_language_target)
 
 
 @pytest.fixture(scope="session")
 def language_corpus(tmp_path_factory: pytest.TempPathFactory, language_target: Path) -> Path:
     """240 greedy answers of that target, as `fledge tokenize` leaves them."""
+    from fledge.testing_language import save_language_corpus
 
     def make(place: Path) -> None:
         save_language_corpus(place, language_target, num_prompts=240)
