@@ -6,6 +6,8 @@ target, Q query, key and value sizes together.
 
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ from fledge.training.joined_head import (
     read_embeddings,
 )
 
+_Inputs = ParamSpec("_Inputs")
+_Output = TypeVar("_Output")
 _Before = Callable[[HeadLayer, Tensor, Tensor, Tensor, Tensor], AttentionInput]
 _After = Callable[[Eagle3Head, Tensor, Tensor, Tensor], HeadOutput]
 
@@ -71,7 +75,7 @@ class FastSteps(nn.Module):
         super().__init__()
         self.head = head
         halves = (before_attention, after_attention)
-        self._before, self._after = _compiled_halves() if is_compiled else halves
+        self._before, self._after = _compiled_halves(repr(head.config)) if is_compiled else halves
 
     def forward(
         self,
@@ -121,6 +125,17 @@ def _attention_spec(head: Eagle3Head) -> AttentionSpec:
 
 
 @cache
-def _compiled_halves() -> tuple[_Before, _After]:
-    """Attention stays outside: it is a kernel of its own, with its own backward pass."""
-    return torch.compile(before_attention), torch.compile(after_attention)
+def _compiled_halves(shape: str) -> tuple[_Before, _After]:
+    """Attention stays outside: it is a kernel of its own, with its own backward pass.
+
+    Each shape of head gets its own: torch gives up on a function that it compiled for many.
+    """
+    del shape
+    return torch.compile(_copied(before_attention)), torch.compile(_copied(after_attention))
+
+
+def _copied(function: Callable[_Inputs, _Output]) -> Callable[_Inputs, _Output]:
+    """The same code as an object of its own, which is what torch counts by."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__)
