@@ -1,4 +1,4 @@
-"""Walks by two kernels on a GPU: the tokens of the plain walk on the CPU, without waiting."""
+"""Walks and the best of logits by kernels on a GPU: as the plain ones say, without waiting."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,7 @@ from fledge.contracts.sampling import SamplingParams
 from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.sampling import make_sampling_batch
+from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import TreeBatch, depths
 from tests.paged_cases import random_trees
 
@@ -84,3 +85,21 @@ def test_the_walk_of_the_cpu(dtype: torch.dtype, params: list[SamplingParams]) -
         assert torch.equal(ours.nodes_BL[row, :length].cpu(), expected.nodes_BL[row, :length])
         if row != 3:
             assert torch.equal(ours.tokens_BL[row, :length].cpu(), expected.tokens_BL[row, :length])
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("rows", "vocab_size", "num_best"), [(1, 32_000, 1), (512, 32_003, 8)])
+def test_the_best_of_logits(rows: int, vocab_size: int, num_best: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    logits_TV = 4 * torch.randn(rows, vocab_size, generator=generator, device="cuda").to(dtype)
+    top_logprobs(logits_TV, num_best)
+    torch.cuda.set_sync_debug_mode("error")
+    got = top_logprobs(logits_TV, num_best)
+    torch.cuda.set_sync_debug_mode("default")
+    with choose_kernels("plain"):
+        wanted = top_logprobs(logits_TV, num_best)
+    torch.testing.assert_close(got.logprobs_TK, wanted.logprobs_TK, rtol=1e-4, atol=1e-4)
+    # Equal logits may come in any order, so what was chosen is compared by its logit.
+    chosen, expected = (logits_TV.gather(1, one.indices_TK) for one in (got, wanted))
+    assert torch.equal(chosen, expected)

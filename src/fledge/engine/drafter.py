@@ -27,6 +27,7 @@ from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.paged import BlockTables, FrontierPass, Pass, TreePass, make_tree_pass
+from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import TreeBatch, root_only, select_trees
 
 _FEW_ROWS = 64
@@ -263,9 +264,8 @@ class HeadDrafter:
         self, normed_TD: Tensor, shape: tuple[int, ...], depth: int, sampled_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Target tokens of the best children of each row, their log-probabilities, calibrated."""
-        logprobs_TV = self._head.logits(normed_TD).float().log_softmax(dim=-1)
-        top = logprobs_TV.topk(shape[-1], dim=-1)
+        top = top_logprobs(self._head.logits(normed_TD), shape[-1])
         # Neither rounding nor a head that overflows may lift a child above its parent.
-        logprobs = top.values.clamp(max=0.0).nan_to_num(nan=float("-inf")).view(-1, *shape)
-        tokens = self._head.draft_to_target_V[top.indices].view(-1, *shape)
+        logprobs = top.logprobs_TK.clamp(max=0.0).nan_to_num(nan=float("-inf")).view(-1, *shape)
+        tokens = self._head.draft_to_target_V[top.indices_TK].view(-1, *shape)
         return tokens, logprobs, self.calibration.apply(logprobs, depth, sampled_B)
