@@ -26,7 +26,6 @@ from fledge.contracts.progress import Progress
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import load_head, write_head_files
 from fledge.store.cache_publish import publish_directory
-from fledge.store.capacity import translated_disk_errors
 from fledge.store.manifest import write_json
 
 CHECKPOINTS = "checkpoints"
@@ -83,7 +82,7 @@ def checkpoint_path(run: Path, step: int) -> Path:
 def write_checkpoint(run: Path, head: Eagle3Head, state: TrainState) -> Path:
     """Publish a checkpoint; `head` holds the weights that are to be served."""
     path = checkpoint_path(run, state.step)
-    with translated_disk_errors(path, place="output"), publish_directory(path) as staging:
+    with publish_directory(path) as staging:
         write_head_files(head, staging)
         save_file(_state_tensors(state), staging / _STATE_NAME)
         (staging / _STATE_NAME).chmod((staging / "config.json").stat().st_mode)

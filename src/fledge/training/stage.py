@@ -16,17 +16,16 @@ from typing import Any
 
 import torch
 
-from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
 from fledge.models.target import Target
 from fledge.store.cache_publish import flush
+from fledge.store.capacity import translated_disk_errors
 from fledge.store.manifest import Manifest, Plan, read_manifest
 from fledge.store.stage_directory import StageDirectory, open_stage
 from fledge.training.assembly import assemble, load_target, make_order
 from fledge.training.checkpoint import (
-    CHECKPOINTS,
     Record,
     best_checkpoint,
     list_checkpoints,
@@ -65,9 +64,10 @@ def train(
         if not is_finished:
             # Not held here: training from features may let go of most of the target.
             parts = assemble(given, settings, target or load_target(given, settings, shown), ours)
-            _run(parts, settings, out, ours, shown, watch=watch, has_plots=has_plots)
-            if stage is not None:
-                _finish(given, settings, parts, stage, shown)
+            with translated_disk_errors(out, place="output"):
+                _run(parts, settings, out, ours, shown, watch=watch, has_plots=has_plots)
+                if stage is not None:
+                    _finish(given, settings, parts, stage, shown)
         ours.wait()
     return read_manifest(out)
 
@@ -131,8 +131,7 @@ def _finish(
 ) -> None:
     records = list_checkpoints(stage.path)
     best = best_checkpoint(records)
-    if best is None:
-        raise ArtifactError(f"{stage.path / CHECKPOINTS} has lost its checkpoints; train again.")
+    assert best is not None, "a run ends with a checkpoint"
     for name in HEAD_FILES:
         _copy(best.directory / name, stage.path / name)
     stage.finish(

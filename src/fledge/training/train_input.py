@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
-from fledge.contracts.errors import ArtifactError, ConfigError
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.toml_settings import to_plain
 from fledge.contracts.train_settings import TrainSettings
@@ -113,8 +113,6 @@ def open_input(
         given = _from_features(
             features, target, capture, is_capture_asked, device, needs_weights, progress
         )
-    if not len(given.samples.lengths):
-        raise ArtifactError(f"{given.where} has no samples with labels; there is nothing to learn.")
     refuse_long_samples(given.samples, settings.micro_tokens)
     given.head_config(settings)
     return given

@@ -8,13 +8,13 @@ from fledge.features.feature_store import FeatureStore
 from fledge.models.head_config import HeadConfig
 from fledge.models.parameter_count import count_parameters
 from fledge.training.assembly import make_order
+from fledge.training.cadence import Cadence
 from fledge.training.head_init import count_weights
 from fledge.training.train_input import TrainInput
 
 _MASTER_BYTES = 4
 _MOMENTS = 2
 _RESUMABLE = 2
-_MEASUREMENTS = 20
 _ROWS_OF_A_STEP = (12, 4)
 """Numbers that a draft step keeps for the way back: so many hidden sizes and MLP widths a token."""
 
@@ -59,8 +59,7 @@ def plan_training(
     head_bytes = weights * _MASTER_BYTES
     has_average = settings.optimizer.ema > 0
     state_bytes = (_MOMENTS + has_average) * head_bytes
-    every = settings.checkpoint_every or max(1, -(-order.num_steps // _MEASUREMENTS))
-    num_checkpoints = -(-order.num_steps // every)
+    num_checkpoints = Cadence(settings, order.num_steps).num_checkpoints
     if settings.keep_checkpoints:
         num_checkpoints = min(num_checkpoints, max(settings.keep_checkpoints, _RESUMABLE) + 1)
     stored = (num_checkpoints + 1) * head_bytes + min(num_checkpoints, _RESUMABLE) * state_bytes

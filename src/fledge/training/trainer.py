@@ -21,6 +21,7 @@ from fledge.contracts.progress import Progress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.host_batch import HostBatch
 from fledge.models.head import Eagle3Head
+from fledge.training.cadence import Cadence
 from fledge.training.checkpoint import TrainState, prune_checkpoints, write_checkpoint
 from fledge.training.distributed import Processes, accumulating
 from fledge.training.faults import explained_memory, samples_not_finite, stop_not_finite
@@ -36,8 +37,6 @@ from fledge.training.ttt import count_labels
 
 Watch = Callable[[int, Measures], bool]
 """Called at each measurement with the step; True ends the run there."""
-
-_MEASUREMENTS = 20
 
 
 class Loaded(NamedTuple):
@@ -89,14 +88,6 @@ class Trainer:
     @property
     def num_steps(self) -> int:
         return self._parts.order.num_steps
-
-    @property
-    def measure_every(self) -> int:
-        return self._settings.held_out.every or max(1, math.ceil(self.num_steps / _MEASUREMENTS))
-
-    @property
-    def checkpoint_every(self) -> int:
-        return self._settings.checkpoint_every or self.measure_every
 
     def restore(self, state: TrainState) -> None:
         """Go on from a state."""
@@ -232,9 +223,8 @@ class Trainer:
 
     def _pause(self) -> bool:
         """Measure and save where it is time; True where the run is to end."""
-        step, is_end = self._step, self._step == self.num_steps
-        is_measured = is_end or step % self.measure_every == 0
-        is_saved = is_end or step % self.checkpoint_every == 0
+        step, cadence = self._step, Cadence(self._settings, self.num_steps)
+        is_measured, is_saved = cadence.is_measured(step), cadence.is_saved(step)
         if not (is_measured or is_saved):
             return False
         for figures in self._reader.all():

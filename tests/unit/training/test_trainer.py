@@ -1,5 +1,6 @@
 """Runs that are cut, repeated, poisoned and ended early."""
 
+import errno
 import json
 import math
 import os
@@ -270,6 +271,20 @@ def test_memory_that_runs_out_in_a_step_is_explained(
     # Nothing was saved yet, so the same directory takes other settings.
     smaller = with_loss(replace(SHORT, max_steps=1), steps=2)
     run(tiny_target, tmp_path / "run", smaller, corpus=tiny_corpus)
+
+
+def test_a_full_disk_is_explained(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fledge.training.checkpoint.save_file", fail)
+    with pytest.raises(CapacityError, match="run the same command again: it goes on"):
+        run(tiny_target, tmp_path / "run", corpus=tiny_corpus)
+    assert list_checkpoints(tmp_path / "run") == []
+    monkeypatch.undo()
+    assert run(tiny_target, tmp_path / "run", corpus=tiny_corpus).counts["steps"] == 6
 
 
 def test_too_few_conversations_are_refused(tmp_path: Path, tiny_target: Path) -> None:
