@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
@@ -18,7 +18,7 @@ from fledge.features.read_ahead import read_ahead
 from fledge.store.channels import CHANNELS_NAME, Channels
 from fledge.store.feature_index import INDEX_NAME, FeatureIndex
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
-from fledge.store.feature_shard import read_head, unpack_arrays
+from fledge.store.feature_shard import lay_out_sample, read_head, unpack_arrays
 from fledge.store.manifest import FEATURES, MANIFEST_NAME, Manifest, read_input
 from fledge.store.place import Place
 from fledge.store.places import open_place
@@ -103,16 +103,35 @@ class FeatureStore:
         index = self.index
         name = index.names[index.shards[place]]
         data = self.place.read_range(name, int(index.starts[place]), int(index.sizes[place]))
-        found, expected = xxh3_64_intdigest(data), int(index.xxh3[place])
-        number = int(index.numbers[place])
-        if found != expected:
-            raise ArtifactError(
-                f"{self.place.file(name)} is damaged: sample {number} of the corpus has checksum "
-                f"{found:016x} and should have {expected:016x}. {_REMEDY}"
-            )
+        self._check(place, xxh3_64_intdigest(data))
         arrays = unpack_arrays(data, self.layout, index.counts_of(place))
         token_ids, loss_mask = arrays.pop("token_ids"), arrays.pop("loss_mask").view(np.bool_)
-        return EncodedSample(number, int(index.row_hashes[place]), token_ids, loss_mask, arrays)
+        number, row_hash = int(index.numbers[place]), int(index.row_hashes[place])
+        return EncodedSample(number, row_hash, token_ids, loss_mask, arrays)
+
+    def read_into(self, place: int, parts: Mapping[str, memoryview]) -> None:
+        """The bytes of a sample's parts into memory of the caller's, checked."""
+        index = self.index
+        name = index.names[index.shards[place]]
+        places, size = lay_out_sample(self.layout, index.counts_of(place))
+        buffers = [parts[part] for part in places]
+        buffers.append(memoryview(bytearray(size - sum(map(len, buffers)))))
+        buffers = [buffer for buffer in buffers if len(buffer)]
+        self.place.read_into(name, int(index.starts[place]), buffers)
+        digest = xxh3_64()
+        for buffer in buffers:
+            digest.update(buffer)
+        self._check(place, digest.intdigest())
+
+    def _check(self, place: int, found: int) -> None:
+        index = self.index
+        expected = int(index.xxh3[place])
+        if found != expected:
+            name = index.names[index.shards[place]]
+            raise ArtifactError(
+                f"{self.place.file(name)} is damaged: sample {index.numbers[place]} of the corpus "
+                f"has checksum {found:016x} and should have {expected:016x}. {_REMEDY}"
+            )
 
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte and compare it with what was written."""

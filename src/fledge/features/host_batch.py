@@ -9,9 +9,11 @@ Coded rows of zeros decode to zeros, so that they are laid at their tokens befor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fledge.features.capture_layout import FINAL, TAPS, final_codec, taps_codec
@@ -20,18 +22,19 @@ from fledge.features.label_rows import label_rows
 from fledge.ops.documents import Documents, make_documents
 from fledge.ops.feature_codec import Codec
 from fledge.ops.micro_batch import MicroBatch, TargetRows
-from fledge.store.feature_layout import EncodedSample, FeatureLayout, Part
+from fledge.store.feature_layout import Part
 
 _ROWS = "rows"
 _TORCH_TYPES = {
     "uint8": torch.uint8,
-    # torch can do little with other unsigned numbers.
     "uint16": torch.int32,
     "uint32": torch.int32,
     "float16": torch.float16,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+_WIDENED = ("uint16", "uint32")
+"""torch can do little with unsigned numbers of more than a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +70,25 @@ def load_batch(store: FeatureStore, places: Sequence[int], *, is_pinned: bool) -
         for name, part in store.layout.parts.items()
     }
     tensors[_ROWS] = torch.empty(num_labels, dtype=torch.int32, pin_memory=is_pinned)
+    arrays = {name: _as_stored(tensors[name], part) for name, part in store.layout.parts.items()}
     token = label = 0
     first_labels = []
-    for place in places:
-        sample = store.read(place)
-        rows = label_rows(sample.loss_mask)
-        first_labels.append(int(rows[0]) if len(rows) else len(sample.token_ids))
-        _lay(tensors, store.layout, sample, token, label)
+    for place, length in zip(places, lengths, strict=True):
+        rows = _lay(arrays, store, place, token, label)
+        first_labels.append(int(rows[0]) if len(rows) else length)
         tensors[_ROWS].numpy()[label : label + len(rows)] = token + rows
-        token, label = token + len(sample.token_ids), label + len(rows)
+        token, label = token + length, label + len(rows)
     numbers = tuple(int(number) for number in store.numbers[list(places)])
     return HostBatch(tuple(lengths), numbers, tensors, tuple(first_labels))
+
+
+def _as_stored(tensor: Tensor, part: Part) -> NDArray[Any]:
+    """The tensor's memory: its bytes, or numbers where they are wider than those in the file."""
+    if part.dtype in _WIDENED:
+        numbers: NDArray[Any] = tensor.numpy()
+        return numbers
+    flat: NDArray[Any] = tensor.view(torch.uint8).numpy()
+    return flat.reshape(len(tensor), part.row_bytes)
 
 
 def _empty(part: Part, num_rows: int, is_pinned: bool) -> Tensor:
@@ -86,25 +97,27 @@ def _empty(part: Part, num_rows: int, is_pinned: bool) -> Tensor:
 
 
 def _lay(
-    tensors: Mapping[str, Tensor],
-    layout: FeatureLayout,
-    sample: EncodedSample,
-    token: int,
-    label: int,
-) -> None:
-    """Copy one sample to its place in the batch."""
-    arrays = {"token_ids": sample.token_ids, "loss_mask": sample.loss_mask, **sample.rows}
-    for name, part in layout.parts.items():
-        array = arrays[name]
+    arrays: Mapping[str, NDArray[Any]], store: FeatureStore, place: int, token: int, label: int
+) -> NDArray[np.int64]:
+    """Read one sample to its place in the batch; returns its rows with a label."""
+    counts = store.index.counts_of(place)
+    buffers: dict[str, memoryview] = {}
+    widened: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for name, part in store.layout.parts.items():
         start = label if part.counted == "labels" else token
-        tensor = tensors[name]
-        if part.dtype == "bfloat16":
-            # numpy has no bfloat16: its bits are copied as whole numbers.
-            tensor, array = tensor.view(torch.int16), array.view(np.int16)
-        rows = tensor.numpy()
-        rows[start : start + len(array)] = array
+        stop = start + getattr(counts, part.counted)
+        rows = arrays[name][start:stop]
+        if part.dtype in _WIDENED:
+            stored = np.empty(rows.shape, part.numpy_dtype)
+            widened.append((rows, stored))
+            rows = stored.view(np.uint8)
+        buffers[name] = rows.reshape(-1).data
         if part.counted == "features":
-            rows[start + len(array) : start + len(sample.token_ids)] = 0
+            arrays[name][stop : start + counts.tokens] = 0
+    store.read_into(place, buffers)
+    for rows, stored in widened:
+        rows[...] = stored
+    return label_rows(arrays["loss_mask"][token : token + counts.tokens, 0])
 
 
 class BatchDecoder:

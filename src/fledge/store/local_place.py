@@ -61,21 +61,32 @@ class LocalPlace:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
 
     def read_range(self, name: str, start: int, length: int) -> memoryview:
+        with self._opened(name) as handle:
+            data = _read_all(handle, start, length)
+        require_all(self.file(name), start, length, len(data))
+        return memoryview(data)
+
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> None:
+        length = sum(len(buffer) for buffer in buffers)
+        with self._opened(name) as handle:
+            found = _fill_all(handle, start, buffers)
+        require_all(self.file(name), start, length, found)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
         # Read, not mapped: a bad disk is then an error and no dead process, and threads that wait
         # for the disk let others run.
         path = self.path / name
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = _read_all(handle, start, length)
+                yield handle
             finally:
                 os.close(handle)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path} is not there (any more).") from error
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
-        require_all(str(path), start, length, len(data))
-        return memoryview(data)
 
     def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
         # Whoever writes holds the lock of the directory, so nobody else makes the file meanwhile.
@@ -113,13 +124,30 @@ def _read_all(handle: int, start: int, length: int) -> bytes:
     return data
 
 
+def _fill_all(handle: int, start: int, buffers: Sequence[memoryview]) -> int:
+    """Fill the buffers as far as the file goes; returns how many bytes that was."""
+    waiting, filled = list(buffers), 0
+    while waiting and (count := os.preadv(handle, waiting, start + filled)):
+        filled += count
+        waiting = _rest(waiting, count)
+    return filled
+
+
+def _rest(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of the buffers behind so many bytes."""
+    done = 0
+    while done < len(buffers) and count >= len(buffers[done]):
+        count -= len(buffers[done])
+        done += 1
+    rest = buffers[done:]
+    if count:
+        rest[0] = rest[0][count:]
+    return rest
+
+
 def _write_all(handle: int, chunks: Sequence[Chunk]) -> None:
     # Many small arrays in one call: a shard of short samples has tens of thousands of them.
     for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
         waiting = [memoryview(chunk) for chunk in chunks[start : start + _CHUNKS_AT_ONCE]]
         while waiting:
-            written = os.writev(handle, waiting)
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.pop(0))
-            if waiting:
-                waiting[0] = waiting[0][written:]
+            waiting = _rest(waiting, os.writev(handle, waiting))

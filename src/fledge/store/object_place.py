@@ -86,6 +86,12 @@ class ObjectPlace:
         require_all(self.file(name), start, length, len(data))
         return memoryview(data)
 
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> None:
+        data, at = self.read_range(name, start, sum(len(buffer) for buffer in buffers)), 0
+        for buffer in buffers:
+            buffer[:] = data[at : at + len(buffer)]
+            at += len(buffer)
+
     def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError

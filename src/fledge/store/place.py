@@ -35,6 +35,9 @@ class Place(Protocol):
     def read_range(self, name: str, start: int, length: int) -> memoryview:
         """A part of a file; may be called from many threads at once."""
 
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """The same into memory that is there already, piece after piece, none of them empty."""
+
     def create(self, name: str, chunks: Sequence[Chunk]) -> bool:
         """Write a new file; False, with nothing changed, where there is one already."""
 
