@@ -59,6 +59,11 @@ class TargetTokenizer:
         return self._tokenizer.chat_template is not None
 
     @property
+    def template_text(self) -> str:
+        """The chat templates as they are written, for whoever looks for what they teach."""
+        return "\n".join(self._templates.values())
+
+    @property
     def num_tokens(self) -> int:
         return len(self._tokenizer)
 

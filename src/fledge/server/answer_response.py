@@ -87,14 +87,17 @@ class AnswerResponse(Response):
         answers.stir_every(KEEP_ALIVE_S)
         while not answers.are_over:
             events = []
-            for piece in _merged(await answers.take()):
+            pieces = await answers.take()
+            for piece in _merged(pieces):
                 self._keep(answers, [piece])
                 index = answers.choice(piece)
                 events.append(self._shape.chunk(index, piece, self._choices))
             if not self._has_begun:
                 self._has_begun = True
                 await sender.start(200, _EVENT_HEADERS)
-            await sender.write(b"".join(events) or b": still working\n\n")
+            text = b"".join(events) if pieces else b": still working\n\n"
+            if text:
+                await sender.write(text)
         last = self._shape.last_chunk(self._choices) or b""
         await sender.write(last + b"data: [DONE]\n\n", is_last=True)
 

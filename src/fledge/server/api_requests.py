@@ -160,6 +160,11 @@ class ChatRequest(SamplingFields):
     prediction: _Ignored
     verbosity: _Ignored
 
+    @property
+    def offered_tools(self) -> list[Tool] | None:
+        """The tools that the target learns of."""
+        return None if self.tool_choice == "none" else self.tools
+
     def check_supported(self) -> None:
         """Refuse what would change the answer if only we could do it."""
         if self.response_format is not None and self.response_format.type != "text":

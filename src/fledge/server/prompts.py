@@ -7,20 +7,27 @@ does not make everybody wait. Each has a tokenizer of its own, since they are no
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fledge.contracts.conversation import Message
 from fledge.contracts.errors import RequestError
+from fledge.models.said import THINK
 from fledge.models.tokenizer import TargetTokenizer, TemplateRefusal
 from fledge.server.api_errors import InvalidRequestError
 from fledge.server.api_requests import ChatMessage, ContentPart, Tool, unsupported
+from fledge.server.call_formats import format_of
+from fledge.server.message_parts import MessageSplitter
 from fledge.server.token_text import TokenText
 
 T = TypeVar("T")
 Variables = Mapping[str, str | bool | int | float]
 
 _LONG_CHARACTERS = 50_000
+_TAIL_TOKENS = 16
+"""The tag of a prompt that opens the reasoning is within its last few tokens."""
+
 _RESERVED = frozenset(
     (
         "chat_template",
@@ -67,6 +74,9 @@ class PromptReader:
         self._short, self._long = _Lane(short, "tokenizer"), _Lane(long, "long-tokenizer")
         self.has_chat_template = short.has_chat_template
         self.token_text = TokenText(short)
+        template = short.template_text
+        self._call_format = format_of(template)
+        self._can_think = THINK in short.tags or THINK in template
 
     @classmethod
     def load(cls, target_dir: Path) -> "PromptReader":
@@ -111,6 +121,22 @@ class PromptReader:
 
         size = sum(len(str(message.get("content") or "")) for message in plain)
         return tuple(await self._lane(size).run(work))
+
+    def splitting(
+        self, prompt: Sequence[int], tools: Sequence[Tool] | None
+    ) -> Callable[[], MessageSplitter] | None:
+        """How answers to a prompt are taken apart; None when they are only content."""
+        calls = self._call_format if tools else None
+        if calls is None and not self._can_think:
+            return None
+        tail = "".join(self.token_text.text_of(one) for one in prompt[-_TAIL_TOKENS:])
+        return partial(
+            MessageSplitter,
+            can_think=self._can_think,
+            is_thinking=tail.rstrip().endswith(THINK),
+            calls=calls,
+            tool_names=tuple(tool.function.name for tool in tools or ()),
+        )
 
     def _lane(self, num_characters: int) -> _Lane:
         return self._long if num_characters > _LONG_CHARACTERS else self._short

@@ -12,9 +12,10 @@ from fledge.server.answers import Answers
 from fledge.server.api_errors import InvalidRequestError
 from fledge.server.api_keys import ANYONE
 from fledge.server.api_requests import ChatRequest, CompletionRequest, TokenizeRequest
+from fledge.server.chat_shape import ChatShape
 from fledge.server.parameters import params_of
 from fledge.server.service import Service
-from fledge.server.shapes import ChatShape, ChoiceState, CompletionShape, Shape, ShapeOptions
+from fledge.server.shapes import ChoiceState, CompletionShape, Shape, ShapeOptions
 
 router = APIRouter()
 
@@ -34,9 +35,8 @@ async def create_chat(chat: ChatRequest, request: Request) -> Response:
     variables = dict(chat.chat_template_kwargs or {})
     if chat.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", chat.reasoning_effort)
-    tools = None if chat.tool_choice == "none" else chat.tools
     with service.admit(chat.num_choices):
-        prompt = await service.prompts.read_chat(chat.messages, tools, variables)
+        prompt = await service.prompts.read_chat(chat.messages, chat.offered_tools, variables)
         return _answer(service, request, chat, [prompt])
 
 
@@ -90,12 +90,14 @@ def _answer(
         service,
         submit,
         [ChoiceState(prompt) for prompt, _ in orders],
-        _shape(service, asked),
+        _shape(service, asked, prompts[0]),
         is_stream=bool(asked.stream),
     )
 
 
-def _shape(service: Service, asked: ChatRequest | CompletionRequest) -> Shape:
+def _shape(
+    service: Service, asked: ChatRequest | CompletionRequest, prompt: tuple[int, ...]
+) -> Shape:
     is_stream = bool(asked.stream)
     options = ShapeOptions(
         model=asked.model,
@@ -108,7 +110,8 @@ def _shape(service: Service, asked: ChatRequest | CompletionRequest) -> Shape:
     )
     token_text = service.prompts.token_text
     if isinstance(asked, ChatRequest):
-        return ChatShape(options, token_text, is_stream=is_stream)
+        splitting = service.prompts.splitting(prompt, asked.offered_tools)
+        return ChatShape(options, token_text, splitting, is_stream=is_stream)
     return CompletionShape(options, token_text)
 
 

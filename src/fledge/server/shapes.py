@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from fledge.contracts.outputs import TokenLogprobs
 from fledge.server.api_errors import dump
 from fledge.server.figures import speculation, usage
-from fledge.server.logprob_shapes import chat_logprobs, completion_logprobs
+from fledge.server.logprob_shapes import completion_logprobs
 from fledge.server.token_text import TokenText
 from fledge.server.wire import Finish, Piece
 
-_MARK = "@"
+MARK = "@"
 _TEXT_MARK = b'"@"'
-_NOTHING_ELSE = {"logprobs": None, "finish_reason": None}
+NOTHING_ELSE = {"logprobs": None, "finish_reason": None}
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Shape(Protocol):
         """The event with the usage, if it was asked for."""
 
 
-class _Envelope:
+class Envelope:
     """What both endpoints wrap around choices."""
 
     def __init__(self, prefix: str, kind: str, options: ShapeOptions) -> None:
@@ -160,61 +160,11 @@ def _event(document: dict[str, Any]) -> bytes:
     return b"data: " + dump(document) + b"\n\n"
 
 
-class ChatShape:
-    """`chat.completion` and `chat.completion.chunk`"""
-
-    def __init__(self, options: ShapeOptions, token_text: TokenText, *, is_stream: bool) -> None:
-        kind = "chat.completion.chunk" if is_stream else "chat.completion"
-        self._envelope = _Envelope("chatcmpl", kind, options)
-        self._token_text = token_text
-        self._begun: set[int] = set()
-
-    def whole(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
-        entries = [self._entry(index, state) for index, state in enumerate(choices)]
-        return self._envelope.response(entries, choices)
-
-    def _entry(self, index: int, state: ChoiceState) -> dict[str, Any]:
-        assert state.finish is not None
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": state.text, "refusal": None},
-            "logprobs": self._logprobs(state.logprobs),
-            "finish_reason": state.finish.reason,
-            **self._envelope.ids(state.token_ids, state, is_first=True),
-        }
-
-    def chunk(self, index: int, piece: Piece, choices: Sequence[ChoiceState]) -> bytes:
-        is_first = index not in self._begun
-        if self._envelope.is_plain and not is_first and piece.finish is None:
-            entry: dict[str, Any] = {"index": index, "delta": {"content": _MARK}, **_NOTHING_ELSE}
-            return self._envelope.quick_event(index, entry, piece.text)
-        self._begun.add(index)
-        delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if piece.text or is_first:
-            delta["content"] = piece.text
-        entry = {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs(piece.logprobs or ()),
-            "finish_reason": piece.finish.reason if piece.finish else None,
-            **self._envelope.ids(piece.token_ids, choices[index], is_first=is_first),
-        }
-        return self._envelope.event(entry, choices)
-
-    def last_chunk(self, choices: Sequence[ChoiceState]) -> bytes | None:
-        return self._envelope.last_event(choices)
-
-    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        if not self._envelope.options.has_logprobs:
-            return None
-        return chat_logprobs(tokens, self._token_text)
-
-
 class CompletionShape:
     """`text_completion`, whole and in chunks"""
 
     def __init__(self, options: ShapeOptions, token_text: TokenText) -> None:
-        self._envelope = _Envelope("cmpl", "text_completion", options)
+        self._envelope = Envelope("cmpl", "text_completion", options)
         self._token_text = token_text
         self._offsets: dict[int, int] = {}
 
@@ -235,7 +185,7 @@ class CompletionShape:
 
     def chunk(self, index: int, piece: Piece, choices: Sequence[ChoiceState]) -> bytes:
         if self._envelope.is_plain and piece.finish is None:
-            entry: dict[str, Any] = {"index": index, "text": _MARK, **_NOTHING_ELSE}
+            entry: dict[str, Any] = {"index": index, "text": MARK, **NOTHING_ELSE}
             return self._envelope.quick_event(index, entry, piece.text)
         is_first = index not in self._offsets
         entry = {
