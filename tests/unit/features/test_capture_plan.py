@@ -22,6 +22,7 @@ from fledge.features.capture_plan import (
 )
 
 MIB, TIB = 1 << 20, 1 << 40
+SETTINGS = CaptureSettings(features="q5", target="auto", target_features="q8", top_k=64)
 
 
 def uniform(num_samples: int, length: int, num_labels: int) -> CorpusFacts:
@@ -51,26 +52,26 @@ def sizes(hidden_size: int, num_parameters: int = 14_000_000_000) -> TargetSizes
 
 def test_golden_figures_of_what_the_field_stores() -> None:
     """8H bytes a token: 80 MiB for 2048 tokens at hidden size 5120, whatever the depth."""
-    sample = plan_capture(uniform(1, 2048, 1024), sizes(5120), CaptureSettings(), num_taps=3)
+    sample = plan_capture(uniform(1, 2048, 1024), sizes(5120), SETTINGS, num_taps=3)
     assert sample.field_bytes_per_token == 8 * 5120
     assert sample.field_bytes == 80 * MIB
     facts = uniform(500_000, 2048, 1024)
-    plan = plan_capture(facts, sizes(5120), CaptureSettings(), num_taps=3)
+    plan = plan_capture(facts, sizes(5120), SETTINGS, num_taps=3)
     assert round(plan.field_bytes / TIB, 1) == 38.1
     assert round(with_overhead(plan.field_bytes) / TIB, 2) == 40.05
     text = "\n".join(plan.lines())
     assert "40,960 bytes a token: 38.15 TiB, 40.05 TiB with 5% overhead" in text
     for num_parameters in (3_000_000_000, 670_000_000_000):
-        other = plan_capture(facts, sizes(5120, num_parameters), CaptureSettings(), num_taps=3)
+        other = plan_capture(facts, sizes(5120, num_parameters), SETTINGS, num_taps=3)
         assert other.field_bytes == plan.field_bytes
         assert other.formats == plan.formats
         assert other.needed_bytes == plan.needed_bytes
-    wider = plan_capture(facts, sizes(8192), CaptureSettings(), num_taps=3)
+    wider = plan_capture(facts, sizes(8192), SETTINGS, num_taps=3)
     assert wider.field_bytes == 1.6 * plan.field_bytes
 
 
 def test_formats_side_by_side() -> None:
-    plan = plan_capture(uniform(1000, 2048, 1024), sizes(5120), CaptureSettings(), num_taps=3)
+    plan = plan_capture(uniform(1000, 2048, 1024), sizes(5120), SETTINGS, num_taps=3)
     assert [entry.name for entry in plan.formats] == list(FORMATS)
     rows = {entry.name: entry.row_bytes for entry in plan.formats}
     assert rows == {"exact": 30720, "q8": 15600, "q6": 11760, "q5": 9840, "q4": 7920}
@@ -88,7 +89,7 @@ def test_formats_side_by_side() -> None:
 @pytest.mark.parametrize("target", ["hidden", "topk", "auto"])
 @pytest.mark.parametrize("hidden_size", [48, 576])
 def test_bytes_are_those_of_the_layout(features: str, target: str, hidden_size: int) -> None:
-    settings = CaptureSettings(features=features, target=target)
+    settings = replace(SETTINGS, features=features, target=target)
     facts, target_sizes = uniform(10, 100, 30), sizes(hidden_size)
     plan = plan_capture(facts, target_sizes, settings, num_taps=3)
     layout = make_layout(settings, (2, 5, 8), target_sizes, torch.bfloat16)
@@ -102,7 +103,7 @@ def test_bytes_are_those_of_the_layout(features: str, target: str, hidden_size: 
 
 
 def test_auto_takes_the_smaller_way_to_keep_the_distribution() -> None:
-    settings = CaptureSettings()
+    settings = SETTINGS
     assert choose_target_format(settings, sizes(5120)) == "topk"
     assert choose_target_format(settings, sizes(192)) == "hidden"
     assert choose_target_format(replace(settings, target="hidden"), sizes(5120)) == "hidden"
@@ -114,20 +115,20 @@ def test_time_is_that_of_the_slower_of_reading_and_writing() -> None:
     facts, target = uniform(1000, 1001, 500), sizes(4096, 8_000_000_000)
 
     def seconds(**rates: float) -> float | None:
-        return plan_capture(facts, target, CaptureSettings(), num_taps=3, **rates).seconds
+        return plan_capture(facts, target, SETTINGS, num_taps=3, **rates).seconds
 
     assert seconds() is None
     assert seconds(flops_per_s=32e12) == pytest.approx(1000)
     assert seconds(flops_per_s=32e12, disk_bytes_per_s=1e9) == pytest.approx(1000)
     slow = plan_capture(
-        facts, target, CaptureSettings(), num_taps=3, flops_per_s=32e12, disk_bytes_per_s=1e6
+        facts, target, SETTINGS, num_taps=3, flops_per_s=32e12, disk_bytes_per_s=1e6
     )
     assert slow.seconds == pytest.approx(slow.total_bytes / 1e6)
     assert "time: about" in "\n".join(slow.lines())
 
 
 def test_memory_grows_with_the_pass_and_the_target() -> None:
-    facts, settings = uniform(1000, 1000, 500), CaptureSettings()
+    facts, settings = uniform(1000, 1000, 500), SETTINGS
 
     def device_bytes(settings: CaptureSettings, target: TargetSizes) -> int:
         return plan_capture(facts, target, settings, num_taps=3).device_bytes
@@ -140,7 +141,7 @@ def test_memory_grows_with_the_pass_and_the_target() -> None:
 
 
 def test_an_empty_corpus_takes_nothing() -> None:
-    plan = plan_capture(uniform(0, 0, 0), sizes(64), CaptureSettings(), num_taps=3)
+    plan = plan_capture(uniform(0, 0, 0), sizes(64), SETTINGS, num_taps=3)
     assert (plan.total_bytes, plan.num_shards, plan.host_bytes) == (0, 0, 0)
 
 
