@@ -39,11 +39,14 @@ def choose_kernels(choice: KernelChoice) -> Iterator[None]:
         _chosen.pop()
 
 
-def uses_kernels(tensor: Tensor) -> bool:
-    """Whether operations on this tensor should go through kernels."""
+def uses_kernels(tensor: Tensor, *, is_proven: bool = True) -> bool:
+    """Whether operations on this tensor should go through kernels.
+
+    A kernel that was never run on a device beside its twin is not proven: it must be asked for.
+    """
     choice = _choice()
     if choice == "auto":
-        return tensor.is_cuda and _has_triton()
+        return is_proven and tensor.is_cuda and _has_triton()
     return choice == "triton"
 
 

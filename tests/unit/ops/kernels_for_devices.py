@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fledge.ops import kv_triton, paged_attention_triton
+from fledge.ops import accept_triton, kv_triton, paged_attention_triton, top_logprobs_triton
 
 HOPPER, GRAPHICS = 90, 89
 LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
@@ -21,23 +21,31 @@ SMALL = {"M": 16, "N": 64, "num_warps": 4, "num_stages": 3}
 HALVES = {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
 
 
+WIDE = ("table", "starts", "num_rows", "chain", "first", "context", "position", "slots", "from")
+WIDE += ("to", "addresses", "widths", "rows", "parents", "sizes", "seed", "choices", "drafts")
+WIDE += ("tokens", "nodes", "lengths", "failed", "indices")
+TYPES = {
+    **{f"{name}_ptr": "*i64" for name in WIDE},
+    **{f"{name}_ptr": "*fp32" for name in ("max", "sum", "parts", "logprobs", "values")},
+    **{f"{name}_ptr": "*fp64" for name in ("scores", "temperature")},
+    **{"positions_ptr": "*i64", "columns_ptr": "*i32", "seen_ptr": "*u8", "greedy_ptr": "*u8"},
+    **{"scale": "fp32", "soft_cap": "fp32"},
+}
+
+
 def types_of(kernel: object, constants: Mapping[str, object], element: str) -> dict[str, str]:
-    """Types of the arguments by their names."""
-    integers = ("table", "starts", "num_rows", "chain", "first_ptr", "context", "positions")
-    moved = ("addresses", "widths", "from", "to", "slots")
+    """Types of the arguments by their names; memory of the model's precision is `element`."""
     found = {}
+    # Two names mean something else in other kernels: rows to write, values beside keys.
+    of_model = {"first_ptr"} if "FIRST_SIZE" in constants else set()
+    of_model |= {"values_ptr"} if "KEY_SIZE" in constants else set()
     for name in kernel.arg_names:  # type: ignore[attr-defined]
         if name in constants:
             found[name] = "constexpr"
-        elif not name.endswith("_ptr"):
-            found[name] = "fp32" if name in ("scale", "soft_cap") else "i32"
-        elif name in ("max_ptr", "sum_ptr", "parts_ptr"):
-            found[name] = "*fp32"
-        elif name == "seen_ptr":
-            found[name] = "*u8"
+        elif name.endswith("_ptr") and (name in of_model or name not in TYPES):
+            found[name] = f"*{element}"
         else:
-            is_integer = name.startswith((*integers, *moved)) and "SECOND_SIZE" not in constants
-            found[name] = "*i64" if is_integer or name == "slots_ptr" else f"*{element}"
+            found[name] = TYPES.get(name, "i32")
     return found
 
 
@@ -81,6 +89,13 @@ def main() -> None:
     compiled("write", kv_triton._write_kernel, {**sizes, "COLUMNS": 512}, "bf16", HOPPER)
     moves = {"ELEMENT": tl.int64, "MOVES": 8, "COLUMNS": 512}
     compiled("move", kv_triton._move_kernel, moves, "i64", HOPPER)
+    choose = {"PART": 8192, "COLUMNS": 1024, "CAN_SAMPLE": True}
+    compiled("choose", accept_triton._choose_kernel, choose, "bf16", HOPPER)
+    walk = {"NODES": 64, "PARTS": 16}
+    compiled("walk", accept_triton._walk_kernel, walk, "i64", HOPPER)
+    compiled("best", top_logprobs_triton._part_kernel, {"PART": 4096}, "bf16", HOPPER)
+    together = {"PARTS": 16, "FOUND": 64}
+    compiled("best of parts", top_logprobs_triton._row_kernel, together, "fp32", HOPPER)
 
 
 if __name__ == "__main__":

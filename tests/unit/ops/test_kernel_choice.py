@@ -31,6 +31,13 @@ def test_on_a_cpu_twins_are_taken_unless_kernels_are_asked_for() -> None:
     assert not uses_kernels(here)
 
 
+def test_kernels_that_are_not_proven_must_be_asked_for() -> None:
+    here = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    assert not uses_kernels(here, is_proven=False)
+    with choose_kernels("triton"):
+        assert uses_kernels(here, is_proven=False)
+
+
 def test_a_kernel_that_cannot_be_built_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
