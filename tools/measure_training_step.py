@@ -43,18 +43,15 @@ class Shape:
     head_dim: int
     draft_vocab_size: int
 
-    def flops_per_token(self, num_steps: int, *, is_plain: bool) -> int:
+    def flops_per_token(self, num_steps: int) -> int:
         """Of all products but those of attention; every token has a label at every step."""
         size, heads = self.hidden_size, self.num_heads * self.head_dim
+        groups = 2 * self.num_kv_heads * self.head_dim
         fuse = NUM_TAPS * size * size
-        # Half of what query, keys and values read: the embedding, which only the twin reads anew.
-        read = size * (heads + 2 * self.num_kv_heads * self.head_dim)
-        layer = read + heads * size + 3 * size * self.intermediate_size
+        layer = 2 * size * (heads + groups) + heads * size + 3 * size * self.intermediate_size
         vocabulary = size * self.draft_vocab_size
-        num_reads = num_steps if is_plain else 1
         # Features get no gradient, and the target's own logits are only read.
-        learned = num_steps * (layer + vocabulary) + num_reads * read
-        return 2 * (2 * fuse + 3 * learned + vocabulary)
+        return 2 * (2 * fuse + num_steps * 3 * (layer + vocabulary) + vocabulary)
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     seconds = time_steps(step, repeats, device)
     rate = case.num_tokens / statistics.median(seconds)
-    flops = case.shape.flops_per_token(case.num_steps, is_plain=case.is_plain)
+    flops = case.shape.flops_per_token(case.num_steps)
     has_all = not case.prompt_share
     if has_profile:
         show_profile(step)

@@ -85,20 +85,14 @@ class HeadAttention(nn.Module):
 
     def project(self, x_TE: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, keys and values, the first two rotated to their positions."""
-        return self.place(self.q_proj(x_TE), self.k_proj(x_TE), self.v_proj(x_TE), positions_T)
-
-    def place(
-        self, query_TQ: Tensor, keys_TE: Tensor, values_TE: Tensor, positions_T: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Projections by head, query and keys rotated to their positions."""
-        num_tokens, frequencies = query_TQ.shape[0], self.frequencies(positions_T.device)
-        query_THD = query_TQ.view(num_tokens, -1, self.head_dim)
-        keys_TGD = keys_TE.view(num_tokens, -1, self.head_dim)
-        return (
-            rotate(query_THD, positions_T, frequencies, self.rope_scale),
-            rotate(keys_TGD, positions_T, frequencies, self.rope_scale),
-            values_TE.view(num_tokens, -1, self.head_dim),
-        )
+        num_tokens = x_TE.shape[0]
+        frequencies = self.frequencies(positions_T.device)
+        query = self.q_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        keys = self.k_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        values = self.v_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        query = rotate(query, positions_T, frequencies, self.rope_scale)
+        keys = rotate(keys, positions_T, frequencies, self.rope_scale)
+        return query, keys, values
 
 
 class HeadMLP(nn.Module):

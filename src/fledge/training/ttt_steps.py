@@ -1,7 +1,6 @@
 """The head run K times over a micro-batch, each time from its own last output.
 
-Legend: T tokens, A of them in suffixes, F tapped features, D hidden size, V vocabulary of the
-target, Q query, key and value sizes together.
+Legend: T tokens, A of them in suffixes, F tapped features, D hidden size, V target's vocabulary.
 """
 
 from collections.abc import Callable
@@ -12,23 +11,16 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fledge.models.head import AttentionInput, Eagle3Head, HeadLayer, HeadOutput
+from fledge.models.head import AttentionInput, Eagle3Head, HeadOutput
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.draft_attention import StepKeys, attend_step, attend_step_plain
 from fledge.ops.micro_batch import MicroBatch
 from fledge.ops.suffixes import Suffixes, whole
-from fledge.ops.unique_rows import take_rows
-from fledge.training.joined_head import (
-    after_attention,
-    before_attention,
-    join_weights,
-    read_embeddings,
-)
 
 _Inputs = ParamSpec("_Inputs")
 _Output = TypeVar("_Output")
-_Before = Callable[[HeadLayer, Tensor, Tensor, Tensor, Tensor], AttentionInput]
-_After = Callable[[Eagle3Head, Tensor, Tensor, Tensor], HeadOutput]
+_Before = Callable[[Eagle3Head, Tensor, Tensor, Tensor], AttentionInput]
+_After = Callable[[Eagle3Head, Tensor, Tensor], HeadOutput]
 
 
 class PlainSteps(nn.Module):
@@ -69,13 +61,15 @@ class PlainSteps(nn.Module):
 
 
 class FastSteps(nn.Module):
-    """The same with joined matrices, and without what no label is reached from."""
+    """The same without scores, and only where labels are reached from."""
 
     def __init__(self, head: Eagle3Head, *, is_compiled: bool) -> None:
         super().__init__()
         self.head = head
-        halves = (before_attention, after_attention)
-        self._before, self._after = _compiled_halves(repr(head.config)) if is_compiled else halves
+        self._before: _Before = before_attention
+        self._after: _After = after_attention
+        if is_compiled:
+            self._before, self._after = _compiled_halves(repr(head.config))
 
     def forward(
         self,
@@ -86,25 +80,19 @@ class FastSteps(nn.Module):
         num_steps: int,
     ) -> list[Tensor]:
         """The normed outputs of all steps, [T, D], or those of the suffixes."""
-        head, layer, documents = self.head, self.head.midlayer, batch.documents
+        head, documents = self.head, batch.documents
         spec, asked = _attention_spec(head), suffixes or whole(documents)
-        joined = join_weights(layer)
-        embeds_TD = head.embed(batch.token_ids_T, embedding_VD).to(features_TF.dtype)
-        read_TQ = read_embeddings(layer, joined, embeds_TD)
         hidden_TD = head.fuse(features_TF)
-        rows_A = torch.arange(documents.num_tokens, device=documents.device)
-        positions_A = documents.positions_T
+        positions_T = documents.positions_T
         seen: StepKeys | None = None
         normed = []
         for step in range(num_steps):
-            # What runs over a document's end has no label there, and nobody else sees it.
-            ahead_A = (rows_A + 1 + step) % documents.num_tokens
-            residual_AD, query, keys, values = self._before(
-                layer,
-                joined.hidden_QD,
-                take_rows(read_TQ, ahead_A),
-                hidden_TD,
-                positions_A + step + 1,
+            tokens_T = torch.roll(batch.token_ids_T, -(1 + step))
+            if step and suffixes is not None:
+                tokens_T = tokens_T[suffixes.rows_A]
+            embeds_TD = head.embed(tokens_T, embedding_VD).to(hidden_TD.dtype)
+            residual_TD, query, keys, values = self._before(
+                head, embeds_TD, hidden_TD, positions_T + 1 + step
             )
             if seen is not None:
                 seen = seen.extended(keys, values)
@@ -112,12 +100,23 @@ class FastSteps(nn.Module):
                 seen = StepKeys(keys, values)
                 if suffixes is not None:
                     # Whole documents are seen; from here on only their ends go on.
-                    rows_A, positions_A = suffixes.rows_A, positions_A[suffixes.rows_A]
-                    residual_AD, query = take_rows(residual_AD, rows_A), take_rows(query, rows_A)
-            attended_AHD = attend_step(query, seen, asked, spec)
-            hidden_TD, normed_AD = self._after(head, joined.gate_up_MD, residual_AD, attended_AHD)
-            normed.append(normed_AD)
+                    rows_A = suffixes.rows_A
+                    residual_TD, query = residual_TD[rows_A], query[rows_A]
+                    positions_T = positions_T[rows_A]
+            attended_THD = attend_step(query, seen, asked, spec)
+            hidden_TD, normed_TD = self._after(head, residual_TD, attended_THD)
+            normed.append(normed_TD)
         return normed
+
+
+def before_attention(
+    head: Eagle3Head, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor
+) -> AttentionInput:
+    return head.midlayer.before_attention(embeds_TD, hidden_TD, positions_T)
+
+
+def after_attention(head: Eagle3Head, residual_TD: Tensor, attended_THD: Tensor) -> HeadOutput:
+    return head.finish(head.midlayer.after_attention(residual_TD, attended_THD))
 
 
 def _attention_spec(head: Eagle3Head) -> AttentionSpec:

@@ -27,5 +27,4 @@ def test_a_tiny_head_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # The same weights after the same three steps.
     assert fast["loss"] == pytest.approx(twin["loss"], abs=1e-3)
     assert document["fast_over_twin"][0]["name"] == "tiny"
-    assert tool.LLAMA_8B.flops_per_token(7, is_plain=True) == pytest.approx(16.2e9, rel=0.01)
-    assert tool.LLAMA_8B.flops_per_token(7, is_plain=False) == pytest.approx(15.3e9, rel=0.01)
+    assert tool.LLAMA_8B.flops_per_token(7) == pytest.approx(16.2e9, rel=0.01)
