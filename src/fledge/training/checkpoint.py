@@ -110,6 +110,9 @@ def load_newest(run: Path, progress: Progress) -> TrainState | None:
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     for name in sorted(filter(_NAME.fullmatch, names), reverse=True):
         path = folder / name
+        if (path / RECORD_NAME).exists() and not (path / _STATE_NAME).exists():
+            progress.note(f"{path} is a head without a state. Looking at the one before it.")
+            continue
         try:
             return _load(path)
         except ArtifactError as error:

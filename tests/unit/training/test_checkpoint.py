@@ -84,7 +84,7 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "checkpoint.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_a_damaged_checkpoint_is_left_for_the_one_before(
     tmp_path: Path, head: Eagle3Head, name: str, damage: str
 ) -> None:
@@ -92,17 +92,37 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(
     write(tmp_path, head, older)
     file = write(tmp_path, head, newer) / name
     content = bytearray(file.read_bytes())
-    if damage == "remove":
-        file.unlink()
-    else:
-        content[len(content) // 2] ^= 0xFF
-        file.write_bytes(content if damage == "flip" else content[:-7])
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content if damage == "flip" else content[:-7])
     notes = Notes()
     check_same(load_newest(tmp_path, notes), older)
     assert len(notes.lines) == 1
     assert name in notes.lines[0]
     assert "Going on from the checkpoint before it" in notes.lines[0]
     assert not checkpoint_path(tmp_path, 4).exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "checkpoint.json"])
+def test_a_checkpoint_that_lost_a_file_is_damaged(
+    tmp_path: Path, head: Eagle3Head, name: str
+) -> None:
+    older = state(head, 2)
+    write(tmp_path, head, older)
+    (write(tmp_path, head, state(head, 4)) / name).unlink()
+    notes = Notes()
+    check_same(load_newest(tmp_path, notes), older)
+    assert f"{name} is " in notes.lines[0]
+
+
+def test_a_head_without_a_state_stays_when_there_is_nothing_to_go_on_from(
+    tmp_path: Path, head: Eagle3Head
+) -> None:
+    path = write(tmp_path, head, state(head, 4))
+    (path / "state.safetensors").unlink()
+    notes = Notes()
+    assert load_newest(tmp_path, notes) is None
+    assert notes.lines == [f"{path} is a head without a state. Looking at the one before it."]
+    assert load_head(path).config == head.config
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,6 +89,17 @@ def test_a_finished_run_is_left_alone(
     again = run(tiny_target, unbroken, RICH, features=tiny_features)
     assert again.fingerprint == read_manifest(unbroken).fingerprint
     assert (unbroken / "curves.jsonl").read_bytes() == before
+
+
+def test_a_run_that_was_killed_behind_its_last_step_is_finished(
+    tmp_path: Path, tiny_target: Path, tiny_features: Path, unbroken: Path
+) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    for name in ("manifest.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    again = run(tiny_target, tmp_path / "run", RICH, features=tiny_features)
+    assert again.fingerprint == read_manifest(unbroken).fingerprint
+    assert curve(tmp_path / "run") == curve(unbroken)
 
 
 def test_another_way_to_share_the_work_is_the_same_run(
