@@ -13,44 +13,51 @@ from fledge.ops.micro_batch import MicroBatch
 
 _CPU_FAILURES = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 _NAMED_SAMPLES = 12
+_LEAST_MICRO_TOKENS = 16
 
 
 @contextmanager
-def explained_memory(settings: TrainSettings, device: torch.device, what: str) -> Iterator[None]:
-    """Turn an allocation that failed into a sentence that names what to lower, and to what."""
+def explained_memory(
+    settings: TrainSettings, device: torch.device, what: str, *, longest: int
+) -> Iterator[None]:
+    """Turn an allocation that failed into a sentence that names what to lower, and to what.
+
+    `longest` is the length of the longest sample, which a micro-batch has to hold.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise CapacityError(_memory_text(settings, device, what)) from error
+        raise CapacityError(_memory_text(settings, device, what, longest)) from error
     except RuntimeError as error:
         if not any(text in str(error) for text in _CPU_FAILURES):
             raise
-        raise CapacityError(_memory_text(settings, device, what)) from error
+        raise CapacityError(_memory_text(settings, device, what, longest)) from error
 
 
-def _memory_text(settings: TrainSettings, device: torch.device, what: str) -> str:
-    micro = settings.micro_tokens
-    lower = next(
-        (size for size in range(micro // 2, 15, -1) if settings.batch_tokens % size == 0), None
-    )
+def _memory_text(settings: TrainSettings, device: torch.device, what: str, longest: int) -> str:
+    micro, steps = settings.micro_tokens, settings.loss.steps
+    prompts = settings.held_out.decode_prompts
+    sizes = range(micro // 2, max(_LEAST_MICRO_TOKENS, longest) - 1, -1)
+    lower = next((size for size in sizes if settings.batch_tokens % size == 0), None)
     remedies = []
     if lower is not None:
         remedies.append(
             f"lower train.micro_tokens from {micro} to {lower} (--set train.micro_tokens={lower}; "
-            "the steps keep their size, longer samples are cut)"
+            "the steps keep their size)"
         )
-    if settings.loss.steps > 1:
-        fewer = max(1, settings.loss.steps // 2)
-        remedies.append(f"train.loss.steps from {settings.loss.steps} to {fewer}")
-    if settings.held_out.decode_prompts > 1:
-        fewer = settings.held_out.decode_prompts // 2
+    else:
         remedies.append(
-            f"train.held_out.decode_prompts from {settings.held_out.decode_prompts} to {fewer}"
+            f"tokenize with tokenize.max_tokens = {longest // 2} (the longest sample has {longest} "
+            f"tokens) and lower train.micro_tokens from {micro}"
         )
+    if steps > 1:
+        remedies.append(f"train.loss.steps from {steps} to {steps // 2}")
+    if prompts > 1:
+        remedies.append(f"train.held_out.decode_prompts from {prompts} to {prompts // 2}")
     return (
-        f"{device} ran out of memory {what}; {', or '.join(remedies) or 'use a smaller target'}. "
-        "A run that has no checkpoint yet may change its settings in place; otherwise choose "
-        "another output directory."
+        f"{device} ran out of memory {what}; {', or '.join(remedies)}. A run that has no "
+        "checkpoint yet may change its settings in place; otherwise choose another output "
+        "directory."
     )
 
 

@@ -6,7 +6,7 @@ divided by what the whole step has, so that parts just add up. Nothing in a step
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +80,7 @@ class Trainer:
         self._processes, self._progress, self._reporter = processes, progress, reporter
         self._watch = watch
         self._device = parts.source.device
+        self._longest = int(parts.source.samples.lengths.max())
         self._reader = LateReader(settings.loss.steps, self._device)
         self._recent: dict[int, list[Loaded]] = {}
         self._step = self._tokens = self._saved_step = 0
@@ -106,11 +107,14 @@ class Trainer:
             if self._reporter is not None:
                 self._reporter.begin(task, coming)
             for step in range(first, self.num_steps):
-                with explained_memory(self._settings, self._device, f"at step {step + 1}"):
+                with self._explained(f"at step {step + 1}"):
                     self._take_step(step, coming)
                     task.advance(order.tokens(step))
                 if self._pause():
                     break
+
+    def _explained(self, what: str) -> AbstractContextManager[None]:
+        return explained_memory(self._settings, self._device, what, longest=self._longest)
 
     def _plans(self, first: int) -> Iterator[tuple[int, ...]]:
         """This process's micro-batches from a step on."""
@@ -231,7 +235,7 @@ class Trainer:
             self._report(figures)
         is_over = False
         if is_measured and self._parts.measurer is not None:
-            with explained_memory(self._settings, self._device, f"measuring at step {step}"):
+            with self._explained(f"measuring at step {step}"):
                 is_over = self._measure(self._parts.measurer)
         if is_saved or is_over:
             self._save()

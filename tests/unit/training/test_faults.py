@@ -1,6 +1,7 @@
 """What goes wrong, in words that say what to do."""
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import CapacityError, ConfigError, MismatchError, TrainingError
+from fledge.contracts.train_settings import TrainSettings
 from fledge.testing import save_tiny_target
 from fledge.training.faults import describe_samples, explained_memory, stop_not_finite
 from tests.unit.training.train_support import CPU, SHORT, opened, with_held_out, with_loss
@@ -24,7 +26,7 @@ from tests.unit.training.train_support import CPU, SHORT, opened, with_held_out,
 )
 def test_memory_that_runs_out_says_what_to_lower_and_to_what(error: Exception) -> None:
     settings = with_held_out(SHORT, decode_prompts=8)
-    with pytest.raises(CapacityError) as caught, explained_memory(settings, CPU, "at step 3"):
+    with pytest.raises(CapacityError) as caught, explained(settings, longest=40):
         raise error
     message = str(caught.value)
     assert message.startswith("cpu ran out of memory at step 3; lower train.micro_tokens from 96")
@@ -33,23 +35,27 @@ def test_memory_that_runs_out_says_what_to_lower_and_to_what(error: Exception) -
     assert "train.held_out.decode_prompts from 8 to 4" in message
 
 
+def explained(settings: TrainSettings, *, longest: int) -> AbstractContextManager[None]:
+    return explained_memory(settings, CPU, "at step 3", longest=longest)
+
+
 def test_the_lower_size_still_divides_a_step() -> None:
     settings = replace(SHORT, micro_tokens=99, batch_tokens=297)
-    with pytest.raises(CapacityError, match="from 99 to 33 "), explained_memory(settings, CPU, ""):
+    with pytest.raises(CapacityError, match="from 99 to 33 "), explained(settings, longest=30):
         raise MemoryError
 
 
-def test_where_nothing_can_be_lowered_the_target_is_too_large() -> None:
-    settings = with_loss(replace(SHORT, micro_tokens=16, batch_tokens=16), steps=1)
-    with (
-        pytest.raises(CapacityError, match="; use a smaller target"),
-        explained_memory(settings, CPU, ""),
-    ):
+def test_a_micro_batch_is_not_made_smaller_than_its_samples() -> None:
+    settings = with_loss(SHORT, steps=1)
+    message = (
+        r"; tokenize with tokenize.max_tokens = 30 \(the longest sample has 60 tokens\)"
+    )
+    with pytest.raises(CapacityError, match=message), explained(settings, longest=60):
         raise MemoryError
 
 
 def test_other_failures_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), explained_memory(SHORT, CPU, ""):
+    with pytest.raises(RuntimeError, match="shapes"), explained(SHORT, longest=40):
         raise RuntimeError("shapes do not match")
 
 

@@ -277,8 +277,9 @@ def test_memory_that_runs_out_in_a_step_is_explained(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr("fledge.training.ttt.TTTModule.forward", fail)
-    with pytest.raises(CapacityError, match=r"at step 1; lower train.micro_tokens from 96 to 48"):
-        run(tiny_target, tmp_path / "run", corpus=tiny_corpus)
+    large = replace(SHORT, micro_tokens=192)
+    with pytest.raises(CapacityError, match=r"at step 1; lower train.micro_tokens from 192 to 96"):
+        run(tiny_target, tmp_path / "run", large, corpus=tiny_corpus)
     monkeypatch.undo()
     # Nothing was saved yet, so the same directory takes other settings.
     smaller = with_loss(replace(SHORT, max_steps=1), steps=2)
