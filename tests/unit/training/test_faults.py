@@ -47,9 +47,7 @@ def test_the_lower_size_still_divides_a_step() -> None:
 
 def test_a_micro_batch_is_not_made_smaller_than_its_samples() -> None:
     settings = with_loss(SHORT, steps=1)
-    message = (
-        r"; tokenize with tokenize.max_tokens = 30 \(the longest sample has 60 tokens\)"
-    )
+    message = r"; tokenize with tokenize.max_tokens = 30 \(the longest sample has 60 tokens\)"
     with pytest.raises(CapacityError, match=message), explained(settings, longest=60):
         raise MemoryError
 
