@@ -147,7 +147,7 @@ def walk_gumbel(
     # Where the depth is not known, asking for it is cheaper than a walk over every node.
     is_bounded = max_depth is not None or tree.max_size == 1
     is_simple = rules is None and not batch.has_filters and is_bounded
-    if is_simple and uses_kernels(logits_RV, is_proven=False):
+    if is_simple and uses_kernels(logits_RV, is_checked=False):
 
         def walk_fused() -> Walk:
             from fledge.ops.accept_triton import walk_nodes

@@ -4,19 +4,21 @@ Kernels run on CUDA by themselves. `FLEDGE_KERNELS=plain` in the environment, or
 `with choose_kernels("plain")` in a test, takes the twins everywhere; `"triton"` asks for kernels on
 any device, which on a CPU needs Triton's interpreter (`TRITON_INTERPRET=1` before it is imported).
 
-A kernel that cannot be built on this machine is said once and left for its twin, unless `"triton"`
-was asked for.
+A kernel proves itself on the machine it runs on: its first result of each kind is checked against
+its twin. One that cannot be built, or is wrong, is said once and left for its twin. Where
+`"triton"` was asked for, nothing is checked and nothing replaced.
 """
 
 import importlib.util
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Literal, TypeVar, cast, get_args
 
+import torch
 from torch import Tensor
 
 from fledge.contracts.errors import ConfigError
@@ -27,6 +29,7 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 _chosen: list[KernelChoice] = []
 _broken: set[str] = set()
+_checked: set[tuple[str, Hashable]] = set()
 
 
 @contextmanager
@@ -39,14 +42,14 @@ def choose_kernels(choice: KernelChoice) -> Iterator[None]:
         _chosen.pop()
 
 
-def uses_kernels(tensor: Tensor, *, is_proven: bool = True) -> bool:
+def uses_kernels(tensor: Tensor, *, is_checked: bool = True) -> bool:
     """Whether operations on this tensor should go through kernels.
 
-    A kernel that was never run on a device beside its twin is not proven: it must be asked for.
+    Kernels whose first results nobody checks must be asked for.
     """
     choice = _choice()
     if choice == "auto":
-        return is_proven and tensor.is_cuda and _has_triton()
+        return is_checked and tensor.is_cuda and _has_triton()
     return choice == "triton"
 
 
@@ -54,24 +57,47 @@ def _choice() -> KernelChoice:
     return _chosen[-1] if _chosen else _choice_of_environment()
 
 
-def run_kernel(name: str, kernel: Callable[[], Result], twin: Callable[[], Result]) -> Result:
-    """The kernel's result, or its twin's if this machine cannot build the kernel."""
+def needs_check(name: str, kind: Hashable) -> bool:
+    """Whether the next result of a kernel is the first of its kind; asking waits for the device."""
+    if _choice() != "auto" or name in _broken or (name, kind) in _checked:
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def run_kernel(
+    name: str,
+    kernel: Callable[[], Result],
+    twin: Callable[[], Result],
+    *,
+    kind: Hashable = None,
+    is_right: Callable[[Result], bool] | None = None,
+) -> Result:
+    """The kernel's result, or its twin's if this machine cannot build it or gets it wrong.
+
+    `kind` tells apart ways in which the kernel is compiled; `is_right` judges the first of each.
+    """
     if name in _broken:
         return twin()
     try:
-        return kernel()
+        result = kernel()
     except Exception as error:
         if _choice() == "triton" or not _is_build_failure(error):
             raise
-        _broken.add(name)
-        _log.warning(
-            "the kernel for %s cannot be built here (%s: %s); the plain operations take its place "
-            "and are slower",
-            name,
-            type(error).__name__,
-            str(error).strip().splitlines()[0] if str(error).strip() else "no reason given",
-        )
+        reason = str(error).strip().splitlines()[:1] or ["no reason given"]
+        _give_up(name, f"cannot be built here ({type(error).__name__}: {reason[0]})")
         return twin()
+    if is_right is not None and needs_check(name, kind):
+        if not is_right(result):
+            _give_up(name, "is wrong on this device")
+            return twin()
+        _checked.add((name, kind))
+    return result
+
+
+def _give_up(name: str, why: str) -> None:
+    _broken.add(name)
+    message = "the kernel for %s %s; the plain operations take its place and are slower"
+    _log.warning(message, name, why)
 
 
 def _is_build_failure(error: Exception) -> bool:

@@ -7,9 +7,10 @@ sizes may differ between layers and from each other (multi-head latent attention
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from fledge.ops.kernel_choice import run_kernel, uses_kernels
+from fledge.ops.kernel_choice import needs_check, run_kernel, uses_kernels
 
 if TYPE_CHECKING:
     from fledge.ops.kv_triton import RowMover
@@ -59,8 +60,15 @@ class KVPool:
 
             write_rows(pools, slots_T, rows)
 
+        def is_right(_: None) -> bool:
+            return all(
+                _have_same_bits(pool[slots_T], fresh)
+                for pool, fresh in zip(pools, rows, strict=True)
+            )
+
         if uses_kernels(slots_T) and len(rows) <= 2:
-            run_kernel("writing to the cache", write_fused, write_plain)
+            kind = tuple((one.dtype, one.shape[1:]) for one in rows)
+            run_kernel("cache writes", write_fused, write_plain, kind=kind, is_right=is_right)
         else:
             write_plain()
 
@@ -80,18 +88,39 @@ class KVPool:
 
     def compact(self, from_BL: Tensor, to_BL: Tensor) -> None:
         """Move rows in every layer; moves of one group (row) may overlap, groups may not."""
+        if not (self._layers and from_BL.shape[1] <= _MOST_MOVES and uses_kernels(from_BL)):
+            self.move(from_BL, to_BL)
+            return
+        pools = [pool for rows in self._layers.values() for pool in rows]
+        name, kind = "moves of cache rows", (len(pools), from_BL.shape[1])
+        wanted = [pool[from_BL] for pool in pools] if needs_check(name, kind) else None
 
         def move_fused() -> None:
             from fledge.ops.kv_triton import RowMover
 
             if self._mover is None:
-                self._mover = RowMover([pool for rows in self._layers.values() for pool in rows])
+                self._mover = RowMover(pools)
             self._mover.move(from_BL, to_BL)
 
-        if uses_kernels(from_BL) and from_BL.shape[1] <= _MOST_MOVES and self._layers:
-            run_kernel("moving cache rows", move_fused, lambda: self.move(from_BL, to_BL))
-        else:
-            self.move(from_BL, to_BL)
+        def move_plain() -> None:
+            if wanted is None:
+                self.move(from_BL, to_BL)
+                return
+            for pool, rows in zip(pools, wanted, strict=True):
+                pool[to_BL] = rows
+
+        def is_right(_: None) -> bool:
+            return wanted is None or all(
+                _have_same_bits(pool[to_BL], rows) for pool, rows in zip(pools, wanted, strict=True)
+            )
+
+        run_kernel(name, move_fused, move_plain, kind=kind, is_right=is_right)
+
+
+def _have_same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also where they are no numbers, which never equal each other."""
+    one, other = one.contiguous(), other.contiguous()
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 class KVGroups:

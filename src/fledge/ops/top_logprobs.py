@@ -27,7 +27,7 @@ def top_logprobs(logits_TV: Tensor, num_best: int) -> TopLogprobs:
 
         return TopLogprobs(*top_columns(logits_TV, num_best))
 
-    if num_best <= _MOST_BEST and uses_kernels(logits_TV, is_proven=False):
+    if num_best <= _MOST_BEST and uses_kernels(logits_TV, is_checked=False):
         return run_kernel("the best of logits", top_fused, lambda: _top_plain(logits_TV, num_best))
     return _top_plain(logits_TV, num_best)
 

@@ -8,12 +8,13 @@ import torch
 
 from fledge.contracts.errors import ConfigError
 from fledge.ops import kernel_choice
-from fledge.ops.kernel_choice import choose_kernels, run_kernel, uses_kernels
+from fledge.ops.kernel_choice import choose_kernels, needs_check, run_kernel, uses_kernels
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_choice, "_broken", set())
+    monkeypatch.setattr(kernel_choice, "_checked", set())
 
 
 def cannot_be_built() -> str:
@@ -31,11 +32,11 @@ def test_on_a_cpu_twins_are_taken_unless_kernels_are_asked_for() -> None:
     assert not uses_kernels(here)
 
 
-def test_kernels_that_are_not_proven_must_be_asked_for() -> None:
+def test_kernels_that_nobody_checks_must_be_asked_for() -> None:
     here = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
-    assert not uses_kernels(here, is_proven=False)
+    assert not uses_kernels(here, is_checked=False)
     with choose_kernels("triton"):
-        assert uses_kernels(here, is_proven=False)
+        assert uses_kernels(here, is_checked=False)
 
 
 def test_a_kernel_that_cannot_be_built_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,6 +47,41 @@ def test_a_kernel_that_cannot_be_built_is_said_once(caplog: pytest.LogCaptureFix
     assert "the kernel for adding cannot be built here" in record.getMessage()
     assert "no compiler here" in record.getMessage()
     assert run_kernel("another", lambda: "fused", lambda: "plain") == "fused"
+
+
+def test_the_first_result_of_each_kind_is_checked() -> None:
+    judged = []
+
+    def run(kind: int, answer: str) -> str:
+        def is_right(result: str) -> bool:
+            judged.append((kind, result))
+            return result == "right"
+
+        return run_kernel("adding", lambda: answer, lambda: "plain", kind=kind, is_right=is_right)
+
+    assert needs_check("adding", 1)
+    assert run(1, "right") == "right"
+    assert not needs_check("adding", 1)
+    assert run(1, "unseen") == "unseen"
+    assert run(2, "right") == "right"
+    assert judged == [(1, "right"), (2, "right")]
+
+
+def test_a_kernel_that_is_wrong_is_said_once_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    def run() -> str:
+        return run_kernel("adding", lambda: "no", lambda: "plain", is_right=lambda _: False)
+
+    with caplog.at_level(logging.WARNING):
+        assert [run() for _ in range(3)] == ["plain"] * 3
+    (record,) = caplog.records
+    assert "the kernel for adding is wrong on this device" in record.getMessage()
+    assert not needs_check("adding", None)
+
+
+def test_nothing_is_checked_where_kernels_were_asked_for() -> None:
+    with choose_kernels("triton"):
+        assert not needs_check("adding", None)
+        assert run_kernel("adding", lambda: 1, lambda: 2, is_right=lambda _: False) == 1
 
 
 def test_a_kernel_that_was_asked_for_must_not_be_replaced() -> None:
