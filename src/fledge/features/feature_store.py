@@ -93,7 +93,7 @@ class FeatureStore:
         """What features are decoded with; None where they are stored exactly."""
         if self.layout.features == "exact":
             return None
-        content = _read_whole(self.place, self.manifest, CHANNELS_NAME, _LOST)
+        content = _read_whole(self.place, self.manifest, CHANNELS_NAME)
         return Channels.decode(content, self.place.file(CHANNELS_NAME), self.layout.row_width)
 
     def read(self, place: int) -> EncodedSample:
@@ -136,6 +136,8 @@ class FeatureStore:
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte and compare it with what was written."""
         shown = progress or SilentProgress()
+        for name in self.manifest.files.keys() - set(self.index.names):
+            _read_whole(self.place, self.manifest, name)
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._verify_head, self.index.names))
         sizes = [int(size) for size in self.index.sizes]
@@ -156,11 +158,12 @@ class FeatureStore:
             )
 
 
-def _read_whole(place: Place, manifest: Manifest, name: str, remedy: str = _REMEDY) -> bytes:
+def _read_whole(place: Place, manifest: Manifest, name: str) -> bytes:
     """A file that the manifest has the sha256 of."""
     content = place.read(name) or b""
     found, expected = hashlib.sha256(content).hexdigest(), manifest.files[name]["sha256"]
     if found != expected:
+        remedy = _LOST if name == CHANNELS_NAME else _REMEDY
         raise ArtifactError(
             f"{place.file(name)} is damaged: it has sha256 {found} and should have {expected}. "
             f"{remedy}"

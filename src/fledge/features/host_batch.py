@@ -4,7 +4,8 @@
     features    .. .. -- -- | .. -- --       rows of zeros where nothing was kept
     labels      r1 r2 | r1                   end to end, with the rows they belong to
 
-Coded rows of zeros decode to zeros, so that they are laid at their tokens before they are decoded.
+Rows are laid at their tokens before they are decoded, so that each part is one product on the
+device; what empty rows decode to is cleared.
 """
 
 from collections.abc import Mapping, Sequence

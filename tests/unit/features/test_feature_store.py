@@ -332,6 +332,28 @@ def test_a_damaged_index(features: Path) -> None:
         FeatureStore.open(features)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("vocab_map", "capture again: only these are made anew"),
+        ("channels", "was coded with it: capture into a new directory"),
+    ],
+)
+def test_a_damaged_file_beside_the_shards(features: Path, name: str, remedy: str) -> None:
+    path = features / f"{name}.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    store = FeatureStore.open(features)
+    message = (
+        rf"{path.name} is damaged: it has sha256 \w{{64}} and should have \w{{64}}\. .*{remedy}"
+    )
+    with pytest.raises(ArtifactError, match=message):
+        getattr(store, name)
+    with pytest.raises(ArtifactError, match=message):
+        store.verify()
+
+
 def test_the_manifest_covers_the_heads(features: Path) -> None:
     files = json.loads((features / MANIFEST_NAME).read_bytes())["files"]
     assert re.fullmatch(r"\w{64}", files["shard-00000.safetensors"]["sha256"])

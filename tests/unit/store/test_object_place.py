@@ -61,6 +61,11 @@ def check_promises(place: Place) -> None:
     assert len(place.read_range("b", 2, 0)) == 0
     with pytest.raises(ArtifactError, match=r"/b ends at byte 7, and bytes up to 9 belong to it"):
         place.read_range("b", 5, 4)
+    one, other = memoryview(bytearray(1)), memoryview(bytearray(4))
+    place.read_into("b", 1, [one, other])
+    assert bytes(one) + bytes(other) == b"23456"
+    with pytest.raises(ArtifactError, match=r"/b ends at byte 7, and bytes up to 9 belong to it"):
+        place.read_into("b", 4, [one, other])
     with pytest.raises(ArtifactError, match=r"/nothing is not there \(any more\)"):
         place.read_range("nothing", 0, 4)
     place.remove("a")
