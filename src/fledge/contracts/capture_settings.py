@@ -23,11 +23,11 @@ class CaptureSettings:
     features: FeatureFormat = "q5"
     """How the tapped layers are stored."""
 
-    target: TargetFormat = "auto"
+    target: TargetFormat = "hidden"
     """The target's distribution where the loss looks: final hidden rows, or its most probable
     tokens; `auto` takes what is smaller."""
 
-    target_features: FeatureFormat = "q8"
+    target_features: FeatureFormat = "q5"
     """How final hidden rows are stored."""
 
     top_k: int = 64

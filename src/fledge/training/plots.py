@@ -166,7 +166,10 @@ def _draw_speed(axes: Any, records: Sequence[CurveRecord]) -> None:
         smooth = _smoothed(line)
         axes.plot(smooth.steps, smooth.values, color=_TRAIN, linewidth=1.6)
         axes.set_ylim(0, 1.15 * max(line.values))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        is_large = max(line.values) >= 1e5
+        axes.yaxis.set_major_formatter(
+            lambda value, _: f"{value / 1000:,.0f}k" if is_large else f"{value:,.0f}"
+        )
 
 
 def _plot(axes: Any, line: _Line | None, label: str, colour: Any, marker: str = "o") -> None:

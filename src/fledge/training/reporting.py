@@ -38,9 +38,7 @@ class Reporter:
         self._last_s = self._last_waited_s = 0.0
         self._last_drawn_s = time.monotonic()
         self._accept_length: float | None = None
-        self.num_timed_tokens = 0
-        self.timed_s = 0.0
-        self.waited_s = 0.0
+        self._timing: dict[str, float] = {}
 
     def begin(self, task: Task, coming: Waited) -> None:
         """Steps are about to be taken."""
@@ -52,16 +50,12 @@ class Reporter:
         self._last_s = time.perf_counter()
         self._last_waited_s = self._coming.waited_s if self._coming is not None else 0.0
 
-    def add_step(self, figures: StepFigures) -> None:
+    def add_step(self, figures: StepFigures, *, is_timed: bool = True) -> None:
+        """Write a step down; one that is not timed has the times of the step before."""
         number = figures.step - 1
         tokens = self._order.tokens(number)
-        now = time.perf_counter()
-        elapsed = max(now - self._last_s, 1e-9)
-        waited = (self._coming.waited_s if self._coming is not None else 0.0) - self._last_waited_s
-        self.num_timed_tokens += tokens
-        self.timed_s += elapsed
-        self.waited_s += waited
-        self.resume()
+        if is_timed or not self._timing:
+            self._time_step(tokens)
         depth = measure_sums(figures.sums, step_decay=self._settings.loss.step_decay)
         rate = learning_rate(self._settings.optimizer, number, self._order.num_steps)
         self._curves.add(
@@ -74,13 +68,23 @@ class Reporter:
                 "learning_rate": rate,
                 "tokens": tokens,
             },
-            {"tokens_per_s": tokens / elapsed, "data_wait_share": min(waited / elapsed, 1.0)},
+            self._timing,
         )
         if self._task is not None:
             tail = (
                 "" if self._accept_length is None else f", accept length {self._accept_length:.2f}"
             )
             self._task.update_label(f"training, loss {figures.loss:.3f}{tail}")
+
+    def _time_step(self, tokens: int) -> None:
+        """What has passed since the last step was written down."""
+        elapsed = max(time.perf_counter() - self._last_s, 1e-9)
+        waited = (self._coming.waited_s if self._coming is not None else 0.0) - self._last_waited_s
+        self._timing = {
+            "tokens_per_s": tokens / elapsed,
+            "data_wait_share": min(waited / elapsed, 1.0),
+        }
+        self.resume()
 
     def add_measures(self, step: int, num_steps: int, measures: Measures) -> None:
         self._curves.add(step, "held_out", measures.depth.as_record())

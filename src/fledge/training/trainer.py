@@ -191,12 +191,12 @@ class Trainer:
         named = f"{self._settings.seed}/{step}/{micro_batch}".encode()
         return torch.Generator(self._device).manual_seed(xxhash.xxh3_64_intdigest(named) >> 1)
 
-    def _report(self, figures: StepFigures) -> None:
+    def _report(self, figures: StepFigures, *, is_timed: bool = True) -> None:
         loaded = self._recent.pop(figures.step)
         if not (math.isfinite(figures.loss) and math.isfinite(figures.norm)):
             self._stop(figures, loaded)
         if self._reporter is not None:
-            self._reporter.add_step(figures)
+            self._reporter.add_step(figures, is_timed=is_timed)
 
     def _stop(self, figures: StepFigures, loaded: Sequence[Loaded]) -> None:
         """Say where it went wrong; all processes come here together."""
@@ -232,7 +232,8 @@ class Trainer:
         if not (is_measured or is_saved):
             return False
         for figures in self._reader.all():
-            self._report(figures)
+            # Read right behind the step before it, so the clock says nothing about it.
+            self._report(figures, is_timed=False)
         is_over = False
         if is_measured and self._parts.measurer is not None:
             with self._explained(f"measuring at step {step}"):
