@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.ops.kernel_choice import run_kernel, uses_kernels
+from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
 from fledge.ops.logit_rules import LogitRules
 from fledge.ops.logprobs import WalkLogprobs, walk_logprobs
 from fledge.ops.noise import gumbel, uniform
@@ -153,7 +153,10 @@ def walk_gumbel(
             from fledge.ops.accept_triton import walk_nodes
 
             num_levels = min(tree.max_size, 1 + (max_depth or 0))
-            steps = walk_nodes(logits_RV, rows_BN, tree, batch, position_B, num_levels=num_levels)
+            with on_device(logits_RV):
+                steps = walk_nodes(
+                    logits_RV, rows_BN, tree, batch, position_B, num_levels=num_levels
+                )
             logprobs = _logprobs(logits_RV, rows_BN, steps.nodes_BL, steps.tokens_BL, batch)
             return Walk(*steps, logprobs=logprobs)
 

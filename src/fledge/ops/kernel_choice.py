@@ -14,7 +14,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Literal, TypeVar, cast, get_args
 
@@ -55,6 +55,11 @@ def uses_kernels(tensor: Tensor, *, is_checked: bool = True) -> bool:
 
 def _choice() -> KernelChoice:
     return _chosen[-1] if _chosen else _choice_of_environment()
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[object]:
+    """Inside, kernels are launched where the tensor is, not where the process happens to be."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def needs_check(name: str, kind: Hashable) -> bool:

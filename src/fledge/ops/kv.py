@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fledge.ops.kernel_choice import needs_check, run_kernel, uses_kernels
+from fledge.ops.kernel_choice import needs_check, on_device, run_kernel, uses_kernels
 
 if TYPE_CHECKING:
     from fledge.ops.kv_triton import RowMover
@@ -58,7 +58,8 @@ class KVPool:
         def write_fused() -> None:
             from fledge.ops.kv_triton import write_rows
 
-            write_rows(pools, slots_T, rows)
+            with on_device(slots_T):
+                write_rows(pools, slots_T, rows)
 
         def is_right(_: None) -> bool:
             return all(
@@ -100,7 +101,8 @@ class KVPool:
 
             if self._mover is None:
                 self._mover = RowMover(pools)
-            self._mover.move(from_BL, to_BL)
+            with on_device(from_BL):
+                self._mover.move(from_BL, to_BL)
 
         def move_plain() -> None:
             if wanted is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.attention import AttentionSpec
-from fledge.ops.kernel_choice import run_kernel
+from fledge.ops.kernel_choice import on_device, run_kernel
 from fledge.ops.paged_rows import PagedRows
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -35,7 +35,8 @@ def attend_pages(
     def attend_fused() -> Tensor:
         from fledge.ops.paged_attention_triton import attend_paged
 
-        return attend_paged(rows, query_THD, keys_SGD, values_SGD, spec)
+        with on_device(query_THD):
+            return attend_paged(rows, query_THD, keys_SGD, values_SGD, spec)
 
     def is_right(out_THD: Tensor) -> bool:
         wanted_THD = twin().float()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fledge.ops.kernel_choice import run_kernel, uses_kernels
+from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
 
 _MOST_BEST = 64
 
@@ -25,7 +25,8 @@ def top_logprobs(logits_TV: Tensor, num_best: int) -> TopLogprobs:
     def top_fused() -> TopLogprobs:
         from fledge.ops.top_logprobs_triton import top_columns
 
-        return TopLogprobs(*top_columns(logits_TV, num_best))
+        with on_device(logits_TV):
+            return TopLogprobs(*top_columns(logits_TV, num_best))
 
     if num_best <= _MOST_BEST and uses_kernels(logits_TV, is_checked=False):
         return run_kernel("the best of logits", top_fused, lambda: _top_plain(logits_TV, num_best))
