@@ -226,6 +226,8 @@ def _launch(
     sums: Tensor,
 ) -> None:
     seen, context = rows.seen_BRS, rows.context_B
+    if seen is not None and seen.stride(2) != 1:
+        seen = seen.contiguous()
     # What a kernel does not look at still needs a pointer.
     tree, frontier = TreeRows(context, context, context, context), FrontierRows(1, 1, 0)
     if isinstance(rows.rows, FrontierRows):
