@@ -324,3 +324,8 @@ def test_request_ids(server: RunningServer) -> None:
 def test_openapi_document(server: RunningServer) -> None:
     document = server.http.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= document["paths"].keys()
+    responses = document["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"200", "400", "401", "404", "429", "503", "504"} <= responses.keys()
+    assert "422" not in responses
+    model = document["components"]["schemas"]["ChatRequest"]["properties"]["model"]
+    assert model["enum"] == [MODEL]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from fledge import __version__
+from fledge.server.api_document import describe
 from fledge.server.api_errors import ApiError, InvalidRequestError, dump, error_body
 from fledge.server.gate import Gate
 from fledge.server.routes import router
@@ -19,6 +21,15 @@ from fledge.server.service import Service
 
 _TYPE_NAME = re.compile(r"(str|int|float|bool)$|(list|dict|constrained|function)\W")
 """How pydantic calls the alternatives of a parameter that may be of several types."""
+
+
+class _Application(FastAPI):
+    """FastAPI with our own description."""
+
+    model_names: tuple[str, ...] = ()
+
+    def openapi(self) -> dict[str, Any]:
+        return describe(self, self.model_names)
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -31,7 +42,7 @@ def make_app(service: Service) -> ASGIApp:
         yield
         await service.stop()
 
-    app = FastAPI(
+    app = _Application(
         title="fledge",
         version=__version__,
         docs_url=None,  # these pages load scripts from elsewhere
@@ -40,6 +51,7 @@ def make_app(service: Service) -> ASGIApp:
         redirect_slashes=False,
     )
     app.state.service = service
+    app.model_names = service.model_names
     app.include_router(router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
