@@ -1,6 +1,7 @@
 """What operators rely on: keys, limits, errors, clients that misbehave, engines that die."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -278,6 +279,26 @@ def test_an_answer_that_takes_too_long(server: RunningServer, is_stream: bool) -
     assert error["code"] == "deadline_exceeded"
     assert "not finished within 1.5 s" in error["message"]
     server.wait_until_idle()
+
+
+def test_prompts_are_logged_only_when_told(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="fledge.server.request")
+
+    def fields_of(prompt: str) -> dict[str, Any]:
+        caplog.clear()
+        text = server.complete(prompt=prompt, max_tokens=3).json()["choices"][0]["text"]
+        wait_until(lambda: caplog.records, "the request is logged")
+        fields: dict[str, Any] = caplog.records[-1].fields
+        assert fields.get("answers", [text]) == [text]
+        return fields
+
+    quiet = fields_of("a secret")
+    assert "secret" not in str(quiet)
+    assert "answers" not in quiet
+    with altered(server, log_prompts=True):
+        assert fields_of("no secret")["prompt"] == {"prompt": "no secret"}
 
 
 def test_errors_in_a_stream_reach_the_client(server: RunningServer) -> None:

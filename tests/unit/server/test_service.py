@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import pytest
 from fledge import EngineSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.server_settings import ServeSettings
-from fledge.server.api_errors import BusyError
+from fledge.server.answers import Answers
+from fledge.server.api_errors import BusyError, UnavailableError
 from fledge.server.api_keys import KEYS_VARIABLE, ApiKeys
 from fledge.server.app import make_app
 from fledge.server.figures import speculation
 from fledge.server.logs import JsonFormatter
 from fledge.server.service import Service, default_model_name
-from fledge.server.serving import is_loopback
+from fledge.server.serving import is_loopback, make_server
 from fledge.server.wire import EngineChoice, EngineFacts
 from tests.unit.server.made_up import STATS
 
@@ -113,6 +115,24 @@ def test_limits() -> None:
             pass
 
     ask(work, max_queue=4)
+
+
+def test_what_does_not_finish_in_time_is_told_so() -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> None:
+        del client
+        server = make_server(service)
+        answers = Answers(range(1), lambda _: None)
+        service.supervisor._waiting[0] = answers
+        service.num_open = 1
+        server.drain("SIGTERM")
+        with pytest.raises(UnavailableError, match="shutting down and could not finish"):
+            await answers.take()
+        assert server.should_exit
+        assert not server.force_exit
+        server.handle_exit(signal.SIGTERM, None)
+        assert server.force_exit, "the second signal does not wait"
+
+    ask(work, drain_s=0.0)
 
 
 def test_keys_of_file_and_environment(
