@@ -57,6 +57,9 @@ class TrainState:
     measures: Mapping[str, Any] = field(default_factory=dict)
     """What was measured on held-out samples at this step."""
 
+    is_over: bool = False
+    """The run was ended here, whatever steps are left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -67,6 +70,7 @@ class Record:
     tokens: int
     measures: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
+    is_over: bool
 
     @property
     def score(self) -> float | None:
@@ -87,8 +91,14 @@ def write_checkpoint(run: Path, head: Eagle3Head, state: TrainState) -> Path:
         save_file(_state_tensors(state), staging / _STATE_NAME)
         (staging / _STATE_NAME).chmod((staging / "config.json").stat().st_mode)
         files = {file.name: _entry(file) for file in sorted(staging.iterdir())}
-        record = {"step": state.step, "tokens": state.tokens, "measures": dict(state.measures)}
-        write_json(staging / RECORD_NAME, {**record, "files": files})
+        record = {
+            "step": state.step,
+            "tokens": state.tokens,
+            "measures": dict(state.measures),
+            "is_over": state.is_over,
+            "files": files,
+        }
+        write_json(staging / RECORD_NAME, record)
     return path
 
 
@@ -121,9 +131,13 @@ def load_newest(run: Path, progress: Progress) -> TrainState | None:
     return None
 
 
-def prune_checkpoints(run: Path, keep: int) -> None:
-    """Leave the newest and the best ones; older ones that stay are heads without a state."""
-    records = list_checkpoints(run)
+def prune_checkpoints(run: Path, keep: int, *, step: int) -> None:
+    """Leave the newest and the best ones; older ones that stay are heads without a state.
+
+    `step` is that of the checkpoint just written. Behind it may lie heads from before the run had
+    to begin anew, which are none of the newest.
+    """
+    records = [record for record in list_checkpoints(run) if record.step <= step]
     for record in records[:-_NUM_RESUMABLE]:
         (record.directory / _STATE_NAME).unlink(missing_ok=True)
     if not keep:
@@ -180,13 +194,21 @@ def _load(path: Path) -> TrainState:
         moments=moments,
         average=shown if weights else None,
         measures=record.measures,
+        is_over=record.is_over,
     )
 
 
 def _read_record(path: Path) -> Record | None:
     try:
         table = json.loads((path / RECORD_NAME).read_bytes())
-        return Record(path, table["step"], table["tokens"], table["measures"], table["files"])
+        return Record(
+            path,
+            table["step"],
+            table["tokens"],
+            table["measures"],
+            table["files"],
+            table.get("is_over", False),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -19,7 +19,7 @@ def shown_weights(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def gather_state(
-    optimizer: Optimizer, *, step: int, tokens: int, measures: Mapping[str, Any]
+    optimizer: Optimizer, *, step: int, tokens: int, measures: Mapping[str, Any], is_over: bool
 ) -> TrainState:
     """Everything there is to go on from; every process has to ask."""
     average = optimizer.average
@@ -34,6 +34,7 @@ def gather_state(
         moments=moments,
         average=None if average is None else _on_cpu(_gathered(average)),
         measures=measures,
+        is_over=is_over,
     )
 
 

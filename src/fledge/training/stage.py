@@ -9,13 +9,14 @@ length on held-out prompts. On the way it holds
 
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
@@ -96,6 +97,7 @@ def _run(
     state = load_newest(out, progress) if processes.is_first else None
     processes.wait()
     state = state if processes.is_first else load_newest(out, progress)
+    require_one_start(out, processes.gather(state.step if state else 0))
     curves = reporter = None
     if processes.is_first:
         curves = CurveLog(out, progress=progress)
@@ -120,6 +122,16 @@ def _run(
     finally:
         if curves is not None:
             curves.close()
+
+
+def require_one_start(out: Path, steps: Sequence[int]) -> None:
+    """Refuse processes that would go on from different steps, given in the order of ranks."""
+    if len(set(steps)) > 1:
+        rank = next(rank for rank, step in enumerate(steps) if step != steps[0])
+        raise ArtifactError(
+            f"process 0 goes on from step {steps[0]} of {out}, and process {rank} finds step "
+            f"{steps[rank]} there; all machines of a run need the same output directory."
+        )
 
 
 def _finish(

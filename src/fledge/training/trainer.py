@@ -84,6 +84,7 @@ class Trainer:
         self._reader = LateReader(settings.loss.steps, self._device)
         self._recent: dict[int, list[Loaded]] = {}
         self._step = self._tokens = self._saved_step = 0
+        self._is_over = False
         self._measures: dict[int, dict[str, Any]] = {}
 
     @property
@@ -95,9 +96,12 @@ class Trainer:
         restore_state(self._parts.optimizer, state)
         self._step = self._saved_step = state.step
         self._tokens = state.tokens
+        self._is_over = state.is_over
 
     def run(self) -> None:
         """All steps that are left."""
+        if self._is_over:
+            return
         order, first = self._parts.order, self._step
         left = sum(order.tokens(step) for step in range(first, self.num_steps))
         ahead = 2 + math.ceil(len(order.micro_batches(0)) / self._processes.count)
@@ -234,15 +238,14 @@ class Trainer:
         for figures in self._reader.all():
             # Read right behind the step before it, so the clock says nothing about it.
             self._report(figures, is_timed=False)
-        is_over = False
         if is_measured and self._parts.measurer is not None:
             with self._explained(f"measuring at step {step}"):
-                is_over = self._measure(self._parts.measurer)
-        if is_saved or is_over:
+                self._is_over = self._measure(self._parts.measurer)
+        if is_saved or self._is_over:
             self._save()
         if self._reporter is not None:
             self._reporter.resume()
-        return is_over
+        return self._is_over
 
     def _measure(self, measurer: Measurer) -> bool:
         measures = measurer.measure(shown_weights(self._parts.optimizer))
@@ -259,11 +262,12 @@ class Trainer:
             step=self._step,
             tokens=self._tokens,
             measures=self._measures.get(self._step, {}),
+            is_over=self._is_over,
         )
         if self._processes.is_first:
             self._parts.exhibit.load_state_dict(dict(state.average or state.weights))
             write_checkpoint(self._out, self._parts.exhibit, state)
-            prune_checkpoints(self._out, self._settings.keep_checkpoints)
+            prune_checkpoints(self._out, self._settings.keep_checkpoints, step=self._step)
             if self._reporter is not None:
                 self._reporter.draw()
         self._saved_step = self._step

@@ -165,7 +165,7 @@ def _write_and_die(run: Path, head: Eagle3Head, state: TrainState, *, at_operati
 
         sys.addaudithook(hook)
         write_checkpoint(run, head, state)
-        prune_checkpoints(run, 1)
+        prune_checkpoints(run, 1, step=state.step)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFEXITED(status) or os.WTERMSIG(status) == signal.SIGKILL
@@ -175,7 +175,7 @@ def _write_and_die(run: Path, head: Eagle3Head, state: TrainState, *, at_operati
 def test_old_checkpoints_become_heads_only(tmp_path: Path, head: Eagle3Head) -> None:
     for step in (1, 2, 3, 4):
         write(tmp_path, head, state(head, step))
-        prune_checkpoints(tmp_path, 0)
+        prune_checkpoints(tmp_path, 0, step=step)
     has_state = [
         (record.step, (record.directory / "state.safetensors").exists())
         for record in list_checkpoints(tmp_path)
@@ -187,12 +187,25 @@ def test_old_checkpoints_become_heads_only(tmp_path: Path, head: Eagle3Head) -> 
 def test_the_newest_and_the_best_stay(tmp_path: Path, head: Eagle3Head) -> None:
     for step, accept_length in ((1, 1.5), (2, 2.5), (3, 2.0), (4, 2.1), (5, 2.2)):
         write(tmp_path, head, state(head, step, accept_length=accept_length))
-        prune_checkpoints(tmp_path, 2)
+        prune_checkpoints(tmp_path, 2, step=step)
     records = list_checkpoints(tmp_path)
     assert [record.step for record in records] == [2, 4, 5]
     best = best_checkpoint(records)
     assert best is not None
     assert best.step == 2
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_run_that_began_anew_keeps_its_own_state(
+    tmp_path: Path, head: Eagle3Head, keep: int
+) -> None:
+    for step in (2, 4, 6, 8):
+        path = write(tmp_path, head, state(head, step, accept_length=1.0 + step))
+        (path / "state.safetensors").unlink()
+    again = state(head, 2, accept_length=3.0)
+    write(tmp_path, head, again)
+    prune_checkpoints(tmp_path, keep, step=2)
+    check_same(load_newest(tmp_path, Notes()), again)
 
 
 def test_the_best_is_the_earliest_of_equals_and_the_newest_of_unmeasured(

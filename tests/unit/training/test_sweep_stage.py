@@ -1,5 +1,6 @@
 """Sweeps with real trials: the table, failures, early stopping, and going on after a kill."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
-from fledge.contracts.errors import ConfigError, MismatchError, TrainingError
+from fledge.contracts.errors import CapacityError, ConfigError, MismatchError, TrainingError
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.sweep_settings import SweepSettings
 from fledge.contracts.train_settings import (
@@ -126,6 +127,21 @@ def test_a_trial_that_falls_behind_is_given_up(given: TrainInput, tmp_path: Path
     assert last is not None
     assert (last.state, last.steps, last.planned_steps, len(last.scores)) == ("stopped", 2, 4, 1)
     assert "2 of 2 (given up)" in (tmp_path / "sweep.md").read_text()
+
+
+def test_a_full_disk_ends_no_trial(
+    given: TrainInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    settings = SweepSettings(space={"train.seed": [0]})
+    monkeypatch.setattr("fledge.training.checkpoint.save_file", fail)
+    with pytest.raises(CapacityError, match="run the same command again: it goes on"):
+        sweep(given, settings, BASE, tmp_path)
+    assert [trial.result for trial in list_trials(tmp_path)] == [None]
+    monkeypatch.undo()
+    assert sweep(given, settings, BASE, tmp_path).counts["finished"] == 1
 
 
 def test_a_sweep_whose_trials_all_fail_says_why(given: TrainInput, tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ import torch
 import xxhash
 from safetensors.torch import load_file, save_file
 
-from fledge.contracts.errors import CapacityError, ConfigError, MismatchError, TrainingError
+from fledge.contracts.errors import (
+    ArtifactError,
+    CapacityError,
+    ConfigError,
+    MismatchError,
+    TrainingError,
+)
 from fledge.models.head_files import load_head
 from fledge.store.corpus_shard import Sample
 from fledge.store.manifest import read_manifest
@@ -25,7 +31,7 @@ from fledge.testing import save_tiny_target
 from fledge.training.checkpoint import checkpoint_path, list_checkpoints
 from fledge.training.measuring import Measures
 from fledge.training.order import divide
-from fledge.training.stage import measure_speed
+from fledge.training.stage import measure_speed, require_one_start
 from tests.unit.features.capture_support import random_samples, save_corpus
 from tests.unit.training.train_support import (
     LENGTHS,
@@ -231,6 +237,24 @@ def test_a_run_may_be_ended_at_a_measurement(
     assert seen == [2, 4]
     assert (manifest.counts["steps"], manifest.counts["planned_steps"]) == (4, 6)
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_run_that_was_ended_stays_ended_after_a_kill(
+    tmp_path: Path, tiny_target: Path, tiny_features: Path
+) -> None:
+    out = tmp_path / "run"
+    ended = run(tiny_target, out, features=tiny_features, watch=lambda step, _: step == 4)
+    # As a kill leaves it between the last checkpoint and the end.
+    (out / "manifest.json").unlink()
+    again = run(tiny_target, out, features=tiny_features, watch=lambda step, _: False)
+    assert again.fingerprint == ended.fingerprint
+    assert len(curve(out)) == 4
+
+
+def test_processes_that_see_other_checkpoints_are_refused() -> None:
+    require_one_start(Path("run"), [4, 4])
+    with pytest.raises(ArtifactError, match=r"from step 4 of run, and process 1 finds step 0"):
+        require_one_start(Path("run"), [4, 0, 0])
 
 
 def test_checkpoints_come_when_they_are_asked_for(

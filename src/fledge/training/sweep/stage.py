@@ -138,6 +138,9 @@ class _Runner:
         try:
             manifest = self._train(trial, scores, others)
         except _ENDS_A_TRIAL as error:
+            if isinstance(error.__cause__, OSError):
+                # A full or forbidden disk: the trial goes on when the sweep does.
+                raise
             text = str(error) if isinstance(error, FledgeError) else "the memory was used up."
             ended = trial.end(_failed(trial, text))
             self.progress.note(f"trial {trial.number} failed: {text}")
