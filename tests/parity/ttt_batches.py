@@ -83,7 +83,7 @@ def label_rows(mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
 def describe(
     final_RD: Tensor, rows_R: Tensor, readout: Readout, head: Eagle3Head, top_k: int | None
 ) -> TargetRows:
-    logits_RV = readout.logits(final_RD).double()
+    logits_RV = readout.logits(final_RD.to(readout.weight_VD.dtype)).double()
     drafted_RV = logits_RV[:, head.draft_to_target_V]
     log_mass_R = drafted_RV.logsumexp(-1) - logits_RV.logsumexp(-1)
     rows = TargetRows(rows_R, logits_RV.argmax(-1), log_mass_R.float(), final_RD)
