@@ -124,8 +124,15 @@ def test_wrong_use_is_said_in_one_line(
         wrong = run("train", *words, *out)
         assert wrong.exit_code == 2
         assert "give either --features" in wrong.error
-    missing = run("train", "--corpus", tmp_path / "nowhere", *out)
-    assert (missing.exit_code, "there is no directory" in missing.error) == (1, True)
+    for kind in ("--corpus", "--features"):
+        missing = run("train", kind, tmp_path / "nowhere", *out)
+        assert (missing.exit_code, "there is no directory" in missing.error) == (1, True)
+        file = run("train", kind, corpus / "manifest.json", *out)
+        assert (file.exit_code, "manifest.json is a file; give" in file.error) == (2, True)
+    words = ("train", "--corpus", corpus, "--target", target_dir, "--plan")
+    cloud = run(*words, "--out", "s3://bucket/head")
+    assert cloud.exit_code == 2
+    assert "writes to a local directory only" in cloud.error
     unfit = run("train", "--features", corpus, *out)
     assert "holds corpus, not features" in unfit.error
     unknown = run("train", "--corpus", corpus, *out, "--set", "train.los.steps=3")
@@ -133,3 +140,12 @@ def test_wrong_use_is_said_in_one_line(
     uneven = run("train", "--corpus", corpus, *out, "--set", "train.batch_tokens=10000")
     assert "must be a multiple" in uneven.error
     assert not (tmp_path / "run").exists()
+
+
+def test_answers_longer_than_the_context_are_refused(
+    run: RunProgram, tmp_path: Path, target_dir: Path, corpus: Path
+) -> None:
+    words = ("train", "--corpus", corpus, "--out", tmp_path / "run", "--target", target_dir)
+    wrong = run(*words, *settings(held_out__decode_tokens=510))
+    assert wrong.exit_code == 2
+    assert "decode_tokens is 510, and with drafts of 2 tokens that leaves no room" in wrong.error

@@ -1,5 +1,6 @@
 """Options that several verbs share: one spelling, one sentence, one default each."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -224,11 +225,21 @@ RawOption = Annotated[
         rich_help_panel=_SAMPLING,
     ),
 ]
+
+
+def _local(out: Path) -> Path:
+    # A path takes an address for the name of a folder.
+    if re.match(r"[a-z][a-z0-9]+:/", str(out)):
+        raise ConfigError(f"--out is {out}; this verb writes to a local directory only: give one.")
+    return out
+
+
 OutOption = Annotated[
     Path,
     typer.Option(
         "--out",
         metavar="DIR",
+        callback=_local,
         help="Directory of the result; a new one, an empty one, or one to go on in.",
         rich_help_panel=_OUTPUT,
     ),

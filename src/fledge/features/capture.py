@@ -59,6 +59,8 @@ def capture(given: CaptureInput, out: str | Path, progress: Progress | None = No
             # Before the weights are loaded: a disk that is too small is known already.
             require_room(out, estimate(given).needed_bytes * len(missing) // len(shards))
             if missing:
+                # Features say which corpus they are of by its manifest, and nobody can tell later.
+                given.corpus.verify(shown)
                 channels = settle_channels(given, load(), writer)
                 runner = PassRunner(load(), layout, channels, given.corpus.vocab_map)
                 num_tokens = sum(shard.read_tokens for shard in missing)

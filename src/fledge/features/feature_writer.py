@@ -10,6 +10,7 @@ with FeatureWriter.open("features", plan, vocab_map) as writer:
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,19 +30,19 @@ from fledge.store.stage_directory import StageDirectory, open_stage_at
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
 
 _HEADS_AT_ONCE = 8
-_PREFIX, _SUFFIX = "shard-", ".safetensors"
+_SHARD = re.compile(r"shard-(\d{5,})\.safetensors")
 
 
 def shard_name(number: int) -> str:
-    return f"{_PREFIX}{number:05d}{_SUFFIX}"
+    return f"shard-{number:05d}.safetensors"
 
 
 def shard_names(place: Place) -> dict[int, tuple[str, int]]:
     """Names and sizes of the shards that are there, by number."""
     found = {
-        int(name[len(_PREFIX) : -len(_SUFFIX)]): (name, size)
+        int(match[1]): (name, size)
         for name, size in place.sizes().items()
-        if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+        if (match := _SHARD.fullmatch(name))
     }
     return dict(sorted(found.items()))
 

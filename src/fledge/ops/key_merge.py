@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.document_flash import Attended
+from fledge.ops.kernel_choice import on_device
 
 
 class MergeGradients(NamedTuple):
@@ -28,7 +29,8 @@ def merge(
     if query_THD.is_cuda:
         from fledge.ops.draft_attention_triton import merge_fused
 
-        return merge_fused(query_THD, attended, keys_STGD, values_STGD, scale)
+        with on_device(query_THD):
+            return merge_fused(query_THD, attended, keys_STGD, values_STGD, scale)
     return merge_plain(query_THD, attended, keys_STGD, values_STGD, scale)
 
 
@@ -49,9 +51,16 @@ def merge_backward(
         run = merge_backward_fused
     else:
         run = merge_backward_plain
-    return run(
-        grad_THD, query_THD, merged, keys_STGD, values_STGD, scale, query_grad_THD=query_grad_THD
-    )
+    with on_device(query_THD):
+        return run(
+            grad_THD,
+            query_THD,
+            merged,
+            keys_STGD,
+            values_STGD,
+            scale,
+            query_grad_THD=query_grad_THD,
+        )
 
 
 def merge_plain(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.train_settings import LossKind
+from fledge.ops.kernel_choice import on_device
 from fledge.ops.micro_batch import TargetRows
 from fledge.ops.soft_targets import TINY, DraftReadout, Labels, LossRows, target_logits
 from fledge.ops.wide_product import add_product, wide_product
@@ -165,7 +166,8 @@ def compare_rows(
     if draft_PV.is_cuda and draft_PV.dtype == torch.float32:
         from fledge.ops.soft_targets_triton import compare_rows_fused
 
-        return compare_rows_fused(target_CV, draft_PV, chunk, kind, slope_dtype)
+        with on_device(draft_PV):
+            return compare_rows_fused(target_CV, draft_PV, chunk, kind, slope_dtype)
     return compare_rows_plain(target_CV, draft_PV, chunk, kind, slope_dtype)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.ops.kernel_choice import run_kernel, uses_kernels
+from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
 
 
 class VocabShare(NamedTuple):
@@ -31,7 +31,8 @@ def weigh_part(logits_PV: Tensor, is_part_V: Tensor) -> VocabShare:
     def weigh_fused() -> VocabShare:
         from fledge.ops.vocab_share_triton import weigh_part_fused
 
-        return VocabShare(*weigh_part_fused(logits_PV, is_part_V))
+        with on_device(logits_PV):
+            return VocabShare(*weigh_part_fused(logits_PV, is_part_V))
 
     if uses_kernels(logits_PV) and len(logits_PV):
         return run_kernel(

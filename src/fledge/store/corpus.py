@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.store.corpus_shard import SHARD_PATTERN, Sample, Shard
-from fledge.store.hashing import hash_file
+from fledge.store.hashing import hash_part
 from fledge.store.manifest import CORPUS, Manifest, read_input
 from fledge.store.packing import PackingPlan, pack
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
@@ -41,12 +41,15 @@ class Corpus:
 
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte and compare it with what was written."""
-        for name, entry in self.manifest.files.items():
-            path = self.directory / name
-            if hash_file(path, progress or SilentProgress()) != entry["sha256"]:
-                raise ArtifactError(
-                    f"{path} was changed since it was written; tokenize into a new directory."
-                )
+        shown, files = progress or SilentProgress(), self.manifest.files
+        num_bytes = sum(int(entry["bytes"]) for entry in files.values())
+        with shown.task(f"checking {self.directory}", num_bytes) as task:
+            for name, entry in files.items():
+                path = self.directory / name
+                if hash_part(path, task) != entry["sha256"]:
+                    raise ArtifactError(
+                        f"{path} was changed since it was written; tokenize into a new directory."
+                    )
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -88,13 +88,14 @@ class Manifest:
 def read_input(directory: Path | Place, *kinds: str) -> Manifest:
     """The manifest of a directory that is to be read: of one of the kinds, its files all there."""
     remedy = f"give a directory that `fledge {_MADE_BY[kinds[0]]}` made."
-    if isinstance(directory, Path) and directory.is_file():
+    place = _place(directory)
+    if isinstance(place, LocalPlace) and place.path.is_file():
         raise ConfigError(f"{directory} is a file; {remedy}")
     manifest = read_manifest(directory)
     kind = manifest.plan.kind
     if kind not in kinds:
         raise MismatchError(f"{directory} holds {kind}, not {kinds[0]}; {remedy}")
-    require_files(_place(directory), manifest)
+    require_files(place, manifest)
     return manifest
 
 
@@ -113,15 +114,16 @@ def require_files(place: Place, manifest: Manifest) -> None:
 
 def read_manifest(directory: Path | Place) -> Manifest:
     """The manifest of a finished directory."""
-    if isinstance(directory, Path) and not directory.is_dir():
+    place = _place(directory)
+    if isinstance(place, LocalPlace) and not place.path.is_dir():
         raise ArtifactError(f"there is no directory {directory}.")
-    content = _place(directory).read(MANIFEST_NAME)
+    content = place.read(MANIFEST_NAME)
     if content is None:
         raise ArtifactError(
             f"{directory} has no {MANIFEST_NAME}: it is unfinished, or not made by fledge. Run the "
             "stage that makes it again; it goes on where it stopped."
         )
-    file = _place(directory).file(MANIFEST_NAME)
+    file = place.file(MANIFEST_NAME)
     try:
         table = json.loads(content)
         schema = table["schema"]

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.train_settings import TrainSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.target import Target
@@ -134,10 +135,17 @@ def make_decoder(
         held_out, _SAMPLES_PER_PROMPT * wanted.decode_prompts, seed=settings.seed + 1
     )
     depth = decode_depth(settings)
+    room = target.context_len - wanted.decode_tokens - depth - 1
+    if room < 1:
+        raise ConfigError(
+            f"train.held_out.decode_tokens is {wanted.decode_tokens}, and with drafts of "
+            f"{depth} tokens that leaves no room for a prompt in the target's context of "
+            f"{target.context_len}; lower it, or set train.held_out.decode_prompts to 0."
+        )
     prompts = choose_prompts(
         (source.said(int(position)) for position in positions),
         count=wanted.decode_prompts,
-        max_prompt_len=target.context_len - wanted.decode_tokens - depth - 1,
+        max_prompt_len=room,
         seed=settings.seed,
     )
     own = processes.share(prompts)

@@ -23,6 +23,7 @@ from fledge.features.feature_store import FeatureStore
 from fledge.models.target import Target
 from fledge.store.cache_publish import flush
 from fledge.store.capacity import translated_disk_errors
+from fledge.store.corpus import Corpus
 from fledge.store.manifest import Manifest, Plan, read_manifest
 from fledge.store.stage_directory import StageDirectory, open_stage
 from fledge.training.assembly import assemble, load_target, make_order
@@ -63,6 +64,8 @@ def train(
     with _opened(out, given.plan(settings), ours) as stage:
         is_finished = ours.gather(stage is not None and stage.is_finished)[0]
         if not is_finished:
+            if stage is not None and isinstance(given.inside, Corpus):
+                given.inside.verify(shown)
             # Not held here: training from features may let go of most of the target.
             parts = assemble(given, settings, target or load_target(given, settings, shown), ours)
             with translated_disk_errors(out, place="output"):

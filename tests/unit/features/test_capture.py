@@ -188,6 +188,16 @@ def test_a_flipped_bit_is_found_and_named(unbroken: Path, tmp_path: Path) -> Non
         FeatureStore.open(out).verify()
 
 
+def test_a_corpus_that_was_changed_is_refused(corpus: Path, target: Path, tmp_path: Path) -> None:
+    changed = shutil.copytree(corpus, tmp_path / "corpus")
+    path = changed / "shard-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"shard-00000\.safetensors was changed since it was"):
+        run_capture(changed, target, tmp_path / "features")
+
+
 @pytest.mark.parametrize(
     ("settings", "dtype", "there", "asked"),
     [
