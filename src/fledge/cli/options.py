@@ -228,7 +228,6 @@ RawOption = Annotated[
 
 
 def _local(out: Path) -> Path:
-    # A path takes an address for the name of a folder.
     if re.match(r"[a-z][a-z0-9]+:/", str(out)):
         raise ConfigError(f"--out is {out}; this verb writes to a local directory only: give one.")
     return out
