@@ -172,6 +172,7 @@ class TrainSettings:
         for name in ("max_steps", "checkpoint_every", "keep_checkpoints"):
             check_range(name, getattr(self, name), 0)
         check_range("micro_tokens", self.micro_tokens, 16)
+        check_range("seed", self.seed, 0, 2**32 - 1)
         check_range("hidden_noise", self.hidden_noise, 0, 10)
         if self.batch_tokens < self.micro_tokens or self.batch_tokens % self.micro_tokens:
             raise ConfigError(

@@ -19,4 +19,7 @@ def open_place(address: str | Path) -> Place:
     if "://" in text:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ConfigError(f"{text!r} has an unknown scheme; use a local path or one of {known}.")
-    return LocalPlace(Path(address).expanduser())
+    try:
+        return LocalPlace(Path(address).expanduser())
+    except RuntimeError as error:
+        raise ConfigError(f"{text!r} names the home of nobody here; write the path out.") from error

@@ -81,6 +81,11 @@ class Measurer:
         self._copied, self._settings = copied, settings
         self._copy: TTTModule | None = None
 
+    @property
+    def has_prompts(self) -> bool:
+        """Of this process; the first has some where any has."""
+        return self._decoder is not None
+
     def measure(self, shown: Mapping[str, Tensor]) -> Measures:
         """`shown` are the whole weights of the head, by their names there."""
         loss = self._settings.loss

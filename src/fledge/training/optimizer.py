@@ -94,9 +94,21 @@ class Optimizer:
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         if self.average is not None:
-            weight = 1 - average_decay(self._settings.ema, number)
-            with torch.no_grad():
-                torch._foreach_lerp_(list(self.average.values()), self._list, weight)
+            self._average(number)
+
+    @torch.no_grad()
+    def _average(self, number: int) -> None:
+        assert self.average is not None
+        averages = list(self.average.values())
+        weight = 1 - average_decay(self._settings.ema, number)
+        is_skipped = getattr(self._adamw, _SKIPPED, None)
+        if is_skipped is None:
+            torch._foreach_lerp_(averages, self._list, weight)
+            return
+        # A step that did nothing to the weights does nothing to their average either.
+        used = weight * (1 - is_skipped)
+        for average, one in zip(averages, self._list, strict=True):
+            average.lerp_(one, used)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """What AdamW remembers, by the weight's name; zeros before the first step."""

@@ -68,12 +68,22 @@ def train(
                 given.inside.verify(shown)
             # Not held here: training from features may let go of most of the target.
             parts = assemble(given, settings, target or load_target(given, settings, shown), ours)
+            _note_silence(parts, settings, shown)
             with translated_disk_errors(out, place="output"):
                 _run(parts, settings, out, ours, shown, watch=watch, has_plots=has_plots)
                 if stage is not None:
                     _finish(given, settings, parts, stage, shown)
         ours.wait()
     return read_manifest(out)
+
+
+def _note_silence(parts: Parts, settings: TrainSettings, progress: Progress) -> None:
+    is_wanted = settings.held_out.decode_prompts > 0
+    if is_wanted and parts.measurer is not None and not parts.measurer.has_prompts:
+        progress.note(
+            "no held-out sample has a prompt that leaves room for an answer: accept length is not "
+            "measured, and the best checkpoint is the one with the highest ideal speed-up."
+        )
 
 
 @contextmanager

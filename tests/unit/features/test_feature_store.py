@@ -311,6 +311,8 @@ def test_directories_that_hold_something_else(tmp_path: Path) -> None:
         FeatureStore.open(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"'ftp://x/y' has an unknown scheme; use a local path"):
         FeatureStore.open("ftp://x/y")
+    with pytest.raises(ConfigError, match=r"names the home of nobody here"):
+        FeatureStore.open("~nobody-of-that-name/features")
 
 
 def test_a_layout_that_nobody_knows(tmp_path: Path) -> None:

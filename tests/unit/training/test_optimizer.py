@@ -146,3 +146,15 @@ def test_gradients_that_are_no_numbers_leave_the_weights_alone_on_a_gpu() -> Non
     optimizer.clip()
     optimizer.step(2)
     assert not torch.equal(next(module.parameters()), next(iter(before.values())))
+
+
+def test_a_step_that_is_skipped_leaves_the_average_alone() -> None:
+    module = network()
+    optimizer = Optimizer(module, OptimizerSettings(ema=0.7, warmup=0.0), 10, is_fused=True)
+    for step, size in enumerate((1.0, math.inf, 1.0)):
+        before = {name: one.clone() for name, one in (optimizer.average or {}).items()}
+        give_gradients(module, size)
+        optimizer.clip()
+        optimizer.step(step)
+        is_same = [torch.equal(before[name], one) for name, one in optimizer.shown.items()]
+        assert is_same == [size == math.inf] * len(is_same)

@@ -251,6 +251,16 @@ def test_a_run_that_was_ended_stays_ended_after_a_kill(
     assert len(curve(out)) == 4
 
 
+def test_prompts_without_room_are_said(
+    tmp_path: Path, tiny_target: Path, tiny_features: Path
+) -> None:
+    settings = with_held_out(replace(SHORT, max_steps=1), decode_prompts=2, decode_tokens=507)
+    notes = Notes()
+    manifest = run(tiny_target, tmp_path / "run", settings, features=tiny_features, progress=notes)
+    assert manifest.counts["best"]["accept_length"] is None
+    assert any("accept length is not measured" in line for line in notes.lines)
+
+
 def test_processes_that_see_other_checkpoints_are_refused() -> None:
     require_one_start(Path("run"), [4, 4])
     with pytest.raises(ArtifactError, match=r"from step 4 of run, and process 1 finds step 0"):

@@ -19,6 +19,7 @@ from fledge.contracts.toml_settings import to_plain
 from fledge.contracts.train_settings import TrainSettings
 from fledge.models.placement import pick_dtype
 from fledge.models.target import Target
+from fledge.store.capacity import translated_disk_errors
 from fledge.store.manifest import SWEEP, Manifest, Plan
 from fledge.store.stage_directory import open_stage
 from fledge.training.assembly import load_target
@@ -59,7 +60,10 @@ def sweep(
         parents=dict(given.plan(base).parents),
         identity=dict(given.plan(base).identity),
     )
-    with open_stage(out, plan, has_results=lambda path: bool(list_trials(path))) as stage:
+    with (
+        translated_disk_errors(out, place="output"),
+        open_stage(out, plan, has_results=lambda path: bool(list_trials(path))) as stage,
+    ):
         if not stage.is_finished:
             runner = _Runner(given, settings, base, out, progress or SilentProgress())
             trials = runner.run()
