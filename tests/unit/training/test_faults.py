@@ -1,6 +1,7 @@
 """What goes wrong, in words that say what to do."""
 
 import math
+import shutil
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,17 @@ import pytest
 import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
-from fledge.contracts.errors import CapacityError, ConfigError, MismatchError, TrainingError
+from fledge.contracts.errors import (
+    ArtifactError,
+    CapacityError,
+    ConfigError,
+    MismatchError,
+    TrainingError,
+)
 from fledge.contracts.train_settings import TrainSettings
 from fledge.testing import save_tiny_target
 from fledge.training.faults import describe_samples, explained_memory, stop_not_finite
-from tests.unit.training.train_support import CPU, SHORT, opened, with_held_out, with_loss
+from tests.unit.training.train_support import CPU, SHORT, opened, run, with_held_out, with_loss
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,18 @@ def test_a_corpus_of_another_tokenizer_is_refused(tmp_path: Path, tiny_corpus: P
     other = save_tiny_target(tmp_path / "tiny", has_chat_template=False)
     with pytest.raises(MismatchError, match=r"with tokenizer \w{12}, and tiny has tokenizer \w"):
         opened(other, corpus=tiny_corpus)
+
+
+def test_a_corpus_that_was_changed_is_refused(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path
+) -> None:
+    changed = shutil.copytree(tiny_corpus, tmp_path / "corpus")
+    path = changed / "shard-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"shard-00001\.safetensors was changed since it was"):
+        run(tiny_target, tmp_path / "run", corpus=changed)
 
 
 def test_layers_are_not_searched_while_training(tiny_target: Path, tiny_corpus: Path) -> None:
