@@ -58,7 +58,9 @@ def test_a_sweep_over_features(
     assert planned.exit_code == 0, planned.stderr
     plan = json.loads(planned.stdout)
     assert (plan["trials"], plan["steps"]) == (2, 6)
-    assert run(*words, "--plan").stdout.startswith("makes: 2 trials, 6 steps, ")
+    shown = run(*words, "--plan").stdout
+    assert shown.startswith("makes: 2 trials, 6 steps, ")
+    assert "held-out measurements not counted" in shown
     assert not out.exists(), "a plan writes nothing"
 
     done = run(*words)

@@ -108,6 +108,7 @@ def test_a_plan_writes_nothing(
     done = run(*words, *settings(), "--plan")
     assert done.exit_code == 0, done.stderr
     assert "takes: 6 steps, " in done.stdout
+    assert "held-out measurements not counted" in done.stdout
     planned = json.loads(run(*words, *settings(), "--plan", "--json").stdout)
     assert (planned["mode"], planned["steps"]) == ("online", 6)
     assert planned["samples"] + planned["samples_held_out"] == 16

@@ -128,7 +128,7 @@ def _show_plan(
             f"writes: about {format_bytes(planned['stored_bytes'])} into {out} "
             f"({format_bytes(free)} free)\n"
             f"memory: about {format_bytes(planned['device_bytes'])} on {given.device}\n"
-            f"time: about {duration(planned['seconds'])}, if none is given up"
+            f"time: about {duration(planned['seconds'])}, held-out measurements not counted"
         )
     require_disk(out, planned["stored_bytes"], "the checkpoints", place="output")
 

@@ -162,7 +162,7 @@ class _Run:
                 f"writes: a head of {count(planned.weights, 'number')}, with its checkpoints about "
                 f"{format_bytes(planned.stored_bytes)} into {out} ({format_bytes(free)} free)\n"
                 f"memory: about {format_bytes(planned.device_bytes)} on {self._processes.device}\n"
-                f"time: {time}"
+                f"time: {time}, held-out measurements not counted"
             )
         require_disk(out, planned.stored_bytes, "the checkpoints", place="output")
 
