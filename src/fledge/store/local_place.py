@@ -84,7 +84,10 @@ class LocalPlace:
             finally:
                 os.close(handle)
         except FileNotFoundError as error:
-            raise ArtifactError(f"{path} is not there (any more).") from error
+            raise ArtifactError(
+                f"{path} is not there (any more). Bring it back or make it again, then "
+                "repeat this command."
+            ) from error
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
 

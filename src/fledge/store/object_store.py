@@ -71,7 +71,10 @@ def explained(address: str, action: Literal["read", "written"] = "read") -> Iter
     try:
         yield
     except FileNotFoundError as error:
-        raise ArtifactError(f"{address} is not there (any more).") from error
+        raise ArtifactError(
+            f"{address} is not there (any more). Bring it back or make it again, then "
+            "repeat this command."
+        ) from error
     except FledgeError:
         raise
     except Exception as error:
