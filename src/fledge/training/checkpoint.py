@@ -149,11 +149,20 @@ def prune_checkpoints(run: Path, keep: int, *, step: int) -> None:
 
 
 def best_checkpoint(records: list[Record]) -> Record | None:
-    """The one with the highest score, the earliest among equals; the newest if none has any."""
+    """The one with the highest score; the newest if none has any.
+
+    Among equals the one that promises more: a few prompts cannot tell weak heads apart. Then the
+    earliest.
+    """
     scored = [record for record in records if record.score is not None]
     if not scored:
         return records[-1] if records else None
-    return max(scored, key=lambda record: (record.score, -record.step))
+
+    def rank(record: Record) -> tuple[float, float, int]:
+        promised = record.measures.get("ideal_speed_up")
+        return record.score or 0.0, promised or 0.0, -record.step
+
+    return max(scored, key=rank)
 
 
 def _state_tensors(state: TrainState) -> dict[str, Tensor]:

@@ -218,3 +218,8 @@ def test_the_best_is_the_earliest_of_equals_and_the_newest_of_unmeasured(
     assert best_checkpoint(records) is records[-1]
     equal = [replace(record, measures={"ideal_speed_up": 2.0}) for record in records]
     assert best_checkpoint(equal) is equal[0]
+    promised = [
+        replace(record, measures={"accept_length": 1.0, "ideal_speed_up": 1.0 + record.step})
+        for record in records
+    ]
+    assert best_checkpoint(promised) is promised[-1]
