@@ -60,7 +60,9 @@ make_venv() {
 install() {
     local quiet=()
     [ -t 2 ] || quiet=(--quiet)
-    "$venv/bin/python" -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} "$@" >&2 ||
+    # Python compiles what it imports; compiling everything beforehand takes a minute.
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile \
+        ${quiet[@]+"${quiet[@]}"} "$@" >&2 ||
         fail "pip could not install ($*). Its message is above; after solving it, run make again."
 }
 
