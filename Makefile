@@ -29,7 +29,7 @@ fix: setup ## let ruff repair and format what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-slow: setup ## tests with big downloads
+slow: setup ## tests with big downloads or long computations
 	@$(BIN)/python -m pytest -m slow
 
 gpu: setup ## tests that need a CUDA device

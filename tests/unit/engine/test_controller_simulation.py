@@ -27,6 +27,9 @@ from tests.unit.engine.controller_simulation import (
     walk_forest,
 )
 
+# About fifteen seconds that `test_controller.py` mostly covers in two.
+pytestmark = pytest.mark.slow
+
 POOR, MIDDLING, GOOD, SAMPLED, MIXED = ACCURACIES
 CHEAP_HEAD, DEAR_HEAD, LAUNCH_BOUND, CPU_OFFSET, LINEAR, _ = MACHINES
 WARM_UP = 120

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
 SHARED_BYTES = {90: 227 * 1024, 89: 99 * 1024}
 
 
