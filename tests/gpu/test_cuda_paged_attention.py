@@ -213,15 +213,19 @@ def test_nobody_waits_for_the_device() -> None:
         fresh = pool.read(0, slots_T)
         moves_BL = slots_T[:4].view(2, 2)
 
-        def run(packed: TreePass | FrontierPass = packed) -> None:
+        def run(packed: TreePass | FrontierPass = packed) -> Tensor:
             packed.views.clear()
-            attend_packed(packed, pool, 0, query_THD, *fresh, spec)  # noqa: B023
+            out = attend_packed(packed, pool, 0, query_THD, *fresh, spec)  # noqa: B023
             pool.compact(moves_BL, moves_BL.flip(1))  # noqa: B023
+            return out
 
-        run()
+        expected = run()
         torch.cuda.set_sync_debug_mode("error")
-        run()
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            found = run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(found, expected)
 
 
 def both_ways(run: Callable[[], None], pool: KVPool) -> tuple[list[Tensor], list[Tensor]]:

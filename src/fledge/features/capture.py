@@ -15,13 +15,12 @@ from typing import Any
 
 from fledge.contracts.progress import Progress, SilentProgress, Task
 from fledge.features.capture_job import CaptureInput, estimate
-from fledge.features.capture_layout import dtype_name
 from fledge.features.capture_order import ShardPlan
 from fledge.features.capture_pass import PassResult, PassRunner
 from fledge.features.channel_spread import measure_channels
 from fledge.features.feature_writer import FeatureWriter
 from fledge.features.tap_choice import settle_taps
-from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
+from fledge.models.checked_target import load_checked_target
 from fledge.models.target import Target
 from fledge.store.capacity import free_bytes, require_disk
 from fledge.store.channels import Channels
@@ -82,16 +81,14 @@ def settle_channels(given: CaptureInput, target: Target, writer: FeatureWriter) 
 
 
 def load_target(given: CaptureInput, progress: Progress) -> Target:
-    """The target, compared with transformers' own word on it."""
-    progress.note(
-        f"{given.target}: {given.origin}; running in {dtype_name(given.dtype)} on {given.device}"
+    return load_checked_target(
+        given.target,
+        given.directory,
+        origin=given.origin,
+        dtype=given.dtype,
+        device=given.device,
+        progress=progress,
     )
-    with progress.task(f"loading {given.target}", unit=""):
-        target = Target.load(given.directory, dtype=given.dtype, device=given.device)
-        if target.config.model_type not in TESTED_MODEL_TYPES:
-            check_same_as_transformers(target)
-        check_reading(target)
-    return target
 
 
 def require_room(out: str | Path, needed: int) -> None:

@@ -7,9 +7,9 @@ from torch import Tensor
 from fledge.contracts.progress import Progress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
+from fledge.models.checked_target import load_checked_target
 from fledge.models.head import Eagle3Head
 from fledge.models.placement import pick_dtype
-from fledge.models.self_check import TESTED_MODEL_TYPES, check_reading, check_same_as_transformers
 from fledge.models.target import Target
 from fledge.models.target_reading import Readout
 from fledge.training.distributed import Processes, wrap
@@ -41,16 +41,14 @@ def make_order(given: TrainInput, settings: TrainSettings) -> tuple[Division, Tr
 
 
 def load_target(given: TrainInput, settings: TrainSettings, progress: Progress) -> Target:
-    """The target, compared with transformers' own word on it."""
-    dtype = pick_dtype(settings.dtype, given.device)
-    name = str(dtype).removeprefix("torch.")
-    progress.note(f"{given.target}: {given.origin}; running in {name} on {given.device}")
-    with progress.task(f"loading {given.target}", unit=""):
-        target = Target.load(given.directory, dtype=dtype, device=given.device)
-        if target.config.model_type not in TESTED_MODEL_TYPES:
-            check_same_as_transformers(target)
-        check_reading(target)
-    return target
+    return load_checked_target(
+        given.target,
+        given.directory,
+        origin=given.origin,
+        dtype=pick_dtype(settings.dtype, given.device),
+        device=given.device,
+        progress=progress,
+    )
 
 
 def assemble(

@@ -4,7 +4,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,25 +23,10 @@ from tests.unit.features.invented_features import (
     vocabulary,
     write_features,
 )
-from tests.unit.store.object_servers import SERVERS, Cloud
+from tests.unit.store.object_servers import Cloud
 
 LAYOUT = invent_layout()
 SAMPLES = invent_samples(LAYOUT, 12)
-
-
-@pytest.fixture(scope="module", params=SERVERS)
-def running(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    with SERVERS[request.param]() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def cloud(running: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    for name, value in running.environment.items():
-        monkeypatch.setenv(name, value)
-    running.gateway.share = 0
-    running.gateway.seen.clear()
-    return running
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def test_what_is_kept_of_a_sample(mask: list[int], kept: int, labels: list[int])
     assert not labels or labels[-1] == feature_rows(kept) == read_tokens(kept) - 1
 
 
-def rows_of(top_k: int | None, soft_cap: float | None) -> None:
+def check_rows(top_k: int | None, soft_cap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     final = torch.randn(30, 16, generator=generator)
     readout = Readout(torch.randn(50, 16, generator=generator), None, 0.5, soft_cap)
@@ -67,4 +67,4 @@ def test_rows_whatever_fits_at_once(
     top_k: int | None, soft_cap: float | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_rows, "_LOGITS_AT_ONCE", at_once)
-    rows_of(top_k, soft_cap)
+    check_rows(top_k, soft_cap)

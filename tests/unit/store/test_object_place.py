@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,24 +17,9 @@ from fledge.store.object_place import ObjectPlace
 from fledge.store.place import LOCK_NAME, Place
 from fledge.store.places import open_place
 from fledge.store.stage_directory import PLAN_NAME, open_stage_at
-from tests.unit.store.object_servers import SERVERS, Cloud
+from tests.unit.store.object_servers import Cloud
 
 PLAN = Plan(kind="features", settings={"rows": 3})
-
-
-@pytest.fixture(scope="module", params=SERVERS)
-def running(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    with SERVERS[request.param]() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def cloud(running: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    for name, value in running.environment.items():
-        monkeypatch.setenv(name, value)
-    running.gateway.share = 0
-    running.gateway.seen.clear()
-    return running
 
 
 @pytest.fixture
