@@ -1,0 +1,1 @@
+"""Heads in the formats of other engines: import, export, and running them there."""

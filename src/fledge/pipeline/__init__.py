@@ -1,0 +1,1 @@
+"""The whole road from one recipe, stage by stage, resumable."""
