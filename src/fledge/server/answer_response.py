@@ -14,18 +14,16 @@ from starlette.types import Receive, Scope, Send
 
 from fledge.server.answers import Answers
 from fledge.server.api_errors import ApiError, ClientGoneError, DeadlineError, dump
-from fledge.server.http_guard import TRANSPORT
+from fledge.server.client_sender import ClientSender
 from fledge.server.service import Service
 from fledge.server.shapes import ChoiceState, Shape
+from fledge.server.terms import terms_of
 from fledge.server.wire import Piece
 
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for so long says so: proxies close silent connections."""
-
-_CALM_BYTES = 16 << 10
-"""Sending waits for a client only when much more than this lies unsent."""
 
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -53,16 +51,13 @@ class AnswerResponse(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _Sender(scope, send, self._service.settings.client_timeout_s)
+        sender = ClientSender(scope, send, self._service.settings.client_timeout_s)
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             with self._submit() as answers:
-                limit_s = self._service.settings.request_timeout_s
-                error = DeadlineError(
-                    f"the answer was not finished within {limit_s:g} s, the limit of this server."
-                )
-                answers.fail_at(started + limit_s, error)
+                if terms_of(scope["state"]).has_deadline:
+                    self._set_deadline(answers, started)
                 watcher = asyncio.create_task(_watch(receive, answers))
                 try:
                     await self._write(answers, sender)
@@ -73,7 +68,14 @@ class AnswerResponse(Response):
         except ApiError as error:
             await self._write_error(error, scope, sender)
 
-    async def _write(self, answers: Answers, sender: "_Sender") -> None:
+    def _set_deadline(self, answers: Answers, started: float) -> None:
+        limit_s = self._service.settings.request_timeout_s
+        error = DeadlineError(
+            f"the answer was not finished within {limit_s:g} s, the limit of this server."
+        )
+        answers.fail_at(started + limit_s, error)
+
+    async def _write(self, answers: Answers, sender: ClientSender) -> None:
         if self._is_stream:
             await self._write_stream(answers, sender)
         else:
@@ -83,7 +85,7 @@ class AnswerResponse(Response):
             await sender.start(200, [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))])
             await sender.write(body, is_last=True)
 
-    async def _write_stream(self, answers: Answers, sender: "_Sender") -> None:
+    async def _write_stream(self, answers: Answers, sender: ClientSender) -> None:
         answers.stir_every(KEEP_ALIVE_S)
         while not answers.are_over:
             events = []
@@ -109,7 +111,7 @@ class AnswerResponse(Response):
                 num_prompt = len(choice.prompt_token_ids)
                 self._service.metrics.count_answer(num_prompt, piece.finish.stats)
 
-    async def _write_error(self, error: ApiError, scope: Scope, sender: "_Sender") -> None:
+    async def _write_error(self, error: ApiError, scope: Scope, sender: ClientSender) -> None:
         scope["state"]["error"] = error
         if isinstance(error, ClientGoneError):
             await sender.cut()
@@ -135,35 +137,6 @@ class AnswerResponse(Response):
             fields["time_to_first_token_s"] = round(stats.time_to_first_token_s, 6)
         if self._service.settings.log_prompts:
             fields["answers"] = [choice.text for choice in self._choices]
-
-
-class _Sender:
-    """Sends parts of a response to a client that has to take them in time."""
-
-    def __init__(self, scope: Scope, send: Send, timeout_s: float) -> None:
-        self._send, self._timeout_s = send, timeout_s
-        self._transport: asyncio.Transport | None = scope["state"].get(TRANSPORT)
-
-    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def write(self, body: bytes, *, is_last: bool = False) -> None:
-        message = {"type": "http.response.body", "body": body, "more_body": not is_last}
-        transport = self._transport
-        if transport is not None and transport.get_write_buffer_size() < _CALM_BYTES:
-            await self._send(message)  # the server would not wait for this client
-            return
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientGoneError("the client does not read what it asked for.") from None
-
-    async def cut(self) -> None:
-        """End the connection without waiting for anything."""
-        if self._transport is not None:
-            self._transport.abort()
-            await asyncio.sleep(0)
 
 
 async def _watch(receive: Receive, answers: Answers) -> None:

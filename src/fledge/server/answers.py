@@ -17,9 +17,9 @@ class Answers:
     client that has gone or an answer that took too long.
     """
 
-    def __init__(self, numbers: range, release: Release) -> None:
+    def __init__(self, numbers: range, release: Release, priority: int = 0) -> None:
         """The choices of the response are numbered as they are in the engine, in this order."""
-        self.numbers = numbers
+        self.numbers, self.priority = numbers, priority
         self._release = release
         self._unfinished = set(numbers)
         self._pieces: list[Piece] = []

@@ -83,7 +83,8 @@ class EngineLoop:
     def _submit(self, order: Submit) -> None:
         try:
             request = self._engine.make_request(order.prompt_token_ids, order.params)
-            self._live[order.number] = _Live(self._engine.add(request, client=order.client))
+            seq = self._engine.add(request, client=order.client, priority=order.priority)
+            self._live[order.number] = _Live(seq)
         except FledgeError as error:
             self._refusals.append(Refusal(order.number, str(error), True))
         except Exception as error:  # whatever is wrong with one request is no reason to leave

@@ -16,6 +16,7 @@ from fledge.server.chat_shape import ChatShape
 from fledge.server.parameters import params_of
 from fledge.server.service import Service
 from fledge.server.shapes import ChoiceState, CompletionShape, Shape, ShapeOptions
+from fledge.server.terms import terms_of
 
 router = APIRouter()
 
@@ -35,7 +36,7 @@ async def create_chat(chat: ChatRequest, request: Request) -> Response:
     variables = dict(chat.chat_template_kwargs or {})
     if chat.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", chat.reasoning_effort)
-    with service.admit(chat.num_choices):
+    with service.admit(chat.num_choices, terms_of(request.scope["state"])):
         prompt = await service.prompts.read_chat(chat.messages, chat.offered_tools, variables)
         return _answer(service, request, chat, [prompt])
 
@@ -48,7 +49,8 @@ async def create_completion(completion: CompletionRequest, request: Request) -> 
     service.check_model(completion.model)
     completion.check_supported()
     several = completion.prompts
-    with service.admit(len(several) * completion.num_choices):
+    num_answers = len(several) * completion.num_choices
+    with service.admit(num_answers, terms_of(request.scope["state"])):
         reader = service.prompts
         prompts = [
             await reader.read_text(one) if isinstance(one, str) else tuple(one) for one in several
@@ -83,8 +85,10 @@ def _answer(
     caller = request.state.caller
     client = caller.name if caller is not ANYONE else str(fields["address"])
 
+    priority = terms_of(request.scope["state"]).priority
+
     def submit() -> Answers:
-        return service.supervisor.submit(orders, client=client)
+        return service.supervisor.submit(orders, client=client, priority=priority)
 
     return AnswerResponse(
         service,

@@ -19,6 +19,7 @@ from fledge.server.metrics import Metrics
 from fledge.server.parameters import Allowance, model_defaults
 from fledge.server.prompts import PromptReader
 from fledge.server.supervisor import EngineSupervisor
+from fledge.server.terms import INTERACTIVE, Terms
 from fledge.server.wire import EngineChoice, EngineFacts
 
 _SMOOTHING = 0.1
@@ -95,8 +96,11 @@ class Service:
             )
 
     @contextmanager
-    def admit(self, num_answers: int) -> Iterator[None]:
-        """Room for so many answers while their prompts are read; then the engine counts them."""
+    def admit(self, num_answers: int, terms: Terms = INTERACTIVE) -> Iterator[None]:
+        """Room for so many answers while their prompts are read; then the engine counts them.
+
+        Lines of a batch have a limit of their own, and take no room from those who wait.
+        """
         limit = self.settings.max_choices
         if num_answers > limit:
             raise InvalidRequestError(
@@ -104,9 +108,12 @@ class Service:
                 "at once; lower n, or send fewer prompts.",
                 param="n",
             )
+        if terms.is_patient:
+            yield
+            return
         facts = self.supervisor.facts
         num_rows = facts.max_requests if facts is not None else 0
-        num_busy = self.supervisor.num_waiting + self._num_preparing
+        num_busy = self.supervisor.num_pressing + self._num_preparing
         if num_busy + num_answers > num_rows + self.settings.max_queue:
             raise BusyError(
                 f"the server is full: {num_busy} answers are being made or wait, and at most "

@@ -101,23 +101,32 @@ class EngineSupervisor:
         return len(self._waiting)
 
     @property
+    def num_pressing(self) -> int:
+        """Those of them that are not lines of a batch, which give way to everyone."""
+        return sum(answers.priority >= 0 for answers in self._waiting.values())
+
+    @property
     def process_id(self) -> int | None:
         return self._link.process_id if self._link is not None else None
 
     def submit(
-        self, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], *, client: str
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], SamplingParams]],
+        *,
+        client: str,
+        priority: int = 0,
     ) -> Answers:
         """Ask for one answer to each prompt."""
         self.require_ready()
         first = self._num_submitted
         self._num_submitted += len(prompts)
         numbers = range(first, self._num_submitted)
-        answers = Answers(numbers, self._release)
+        answers = Answers(numbers, self._release, priority)
         link = self._link
         assert link is not None
         for number, (token_ids, params) in zip(numbers, prompts, strict=True):
             self._waiting[number] = answers
-            link.send(Submit(number, token_ids, params, client))
+            link.send(Submit(number, token_ids, params, client, priority))
         return answers
 
     def require_ready(self) -> None:

@@ -41,6 +41,9 @@ class Submit(NamedTuple):
     client: str
     """Clients take turns."""
 
+    priority: int = 0
+    """Higher ones go first."""
+
 
 class Cancel(NamedTuple):
     """Nobody waits for these any more."""

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from fledge.server.answer_response import _merged, _Sender
+from fledge.server.answer_response import _merged
 from fledge.server.answers import Answers
 from fledge.server.api_errors import ClientGoneError, DeadlineError, UnavailableError
+from fledge.server.client_sender import ClientSender
 from fledge.server.http_guard import TRANSPORT
 from fledge.server.wire import Cancel, Finish, FrameBuffer, Piece, pack
 from tests.unit.server.made_up import STATS
@@ -94,7 +95,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 
     async def run() -> None:
         transport = Transport()
-        sender = _Sender({"state": {TRANSPORT: transport}}, never, 0.01)
+        sender = ClientSender({"state": {TRANSPORT: transport}}, never, 0.01)
         with pytest.raises(ClientGoneError, match="does not read"):
             await sender.write(b"text")
         await sender.cut()
