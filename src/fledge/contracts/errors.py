@@ -7,6 +7,7 @@
     ├── CapacityError    memory, disk or context is too small      (exit code 1)
     ├── FetchError       something could not be downloaded         (exit code 1)
     ├── TrainingError    training cannot go on                     (exit code 1)
+    ├── MeasurementError nothing could be measured                 (exit code 1)
     └── RequestError     a prompt or request cannot be served      (exit code 2)
 
 A message says what is wrong, names both values, and says what to do. The command line prints it
@@ -44,6 +45,10 @@ class FetchError(FledgeError):
 
 class TrainingError(FledgeError):
     """Training cannot go on: the loss or the gradient is no number any more."""
+
+
+class MeasurementError(FledgeError):
+    """Measuring gave no figures, or figures that cannot be right."""
 
 
 class RequestError(FledgeError):
