@@ -31,7 +31,8 @@ def describe_rows(
     final_RD = final_TD[label_rows_R]
     vocab_size = readout.weight_VD.shape[0]
     is_draft_V = torch.zeros(vocab_size, dtype=torch.bool, device=final_TD.device)
-    is_draft_V[draft_ids_C] = True
+    # Assigning a Python value through an index would wait for the device.
+    is_draft_V.index_fill_(0, draft_ids_C, True)
     greedy, log_mass, top_ids, top_logprobs = [], [], [], []
     for part_PD in torch.split(final_RD, max(1, _LOGITS_AT_ONCE // vocab_size)):
         logits_PV = readout.logits(part_PD)

@@ -32,6 +32,7 @@ from fledge.contracts.errors import ArtifactError
 from fledge.contracts.feature_formats import FORMAT_BITS, block_size, padded_size
 from fledge.ops import bit_planes
 from fledge.ops.codec_tables import Tables, tables_on
+from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
 from fledge.store.channels import Channels
 
 _GRID_BITS = 16
@@ -44,6 +45,9 @@ _EXPONENT_MASK = 0x7F800000
 
 _LEAST_POWER = 2.0**-100
 """Blocks below it become zeros."""
+
+_CHECKED_ROWS = 256
+"""Of the first that a kernel codes."""
 
 
 class Codec(ABC):
@@ -154,13 +158,52 @@ class RotatedCodec(Codec):
 
     def encode(self, rows_TN: Tensor) -> dict[str, Tensor]:
         assert rows_TN.shape[1] == self.width
+        codes_TN, scales_TG = self._quantised(rows_TN)
+        return {"codes": bit_planes.pack(codes_TN, self.bits), "scales": scales_TG}
+
+    def _quantised(self, rows_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scales, by a kernel on CUDA."""
+
+        def fused() -> tuple[Tensor, Tensor]:
+            from fledge.ops.feature_codec_triton import quantise_rows_fused
+
+            units, tables = self._on(rows_TN.device).units, self._on(rows_TN.device).tables
+            with on_device(rows_TN):
+                return quantise_rows_fused(
+                    rows_TN.contiguous(),
+                    None if units is None else (units.center_N, units.inverse_N),
+                    tables.hadamard_KK,
+                    tables.thresholds,
+                    hidden_size=self.hidden_size,
+                    padded_size=self.padded_size,
+                    bits=self.bits,
+                )
+
+        def is_right(found: tuple[Tensor, Tensor]) -> bool:
+            plain = self._quantised_plain(rows_TN[:_CHECKED_ROWS])
+            return all(
+                torch.equal(ours[:_CHECKED_ROWS].view(torch.uint8), theirs.view(torch.uint8))
+                for ours, theirs in zip(found, plain, strict=True)
+            )
+
+        if uses_kernels(rows_TN) and len(rows_TN):
+            kind = (self.bits, self.hidden_size, self.num_taps, rows_TN.dtype)
+            return run_kernel(
+                "coding features",
+                fused,
+                lambda: self._quantised_plain(rows_TN),
+                kind=kind,
+                is_right=is_right,
+            )
+        return self._quantised_plain(rows_TN)
+
+    def _quantised_plain(self, rows_TN: Tensor) -> tuple[Tensor, Tensor]:
         constants = self._on(rows_TN.device)
         if constants.units is not None:
             rows_TN = (rows_TN.float() - constants.units.center_N) * constants.units.inverse_N
         codes_GK, scales_G = quantise(self._blocks(rows_TN), constants.tables)
         codes_TN = codes_GK.view(len(rows_TN), self.num_taps * self.padded_size)
-        scales_TG = scales_G.view(len(rows_TN), codes_TN.shape[1] // self.block)
-        return {"codes": bit_planes.pack(codes_TN, self.bits), "scales": scales_TG}
+        return codes_TN, scales_G.view(len(rows_TN), codes_TN.shape[1] // self.block)
 
     def decode(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         codes_TB, scales_TG = parts["codes"], parts["scales"]

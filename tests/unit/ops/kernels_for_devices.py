@@ -13,7 +13,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fledge.ops import accept_triton, kv_triton, paged_attention_triton, top_logprobs_triton
+from fledge.ops import (
+    accept_triton,
+    feature_codec_triton,
+    kv_triton,
+    paged_attention_triton,
+    top_logprobs_triton,
+)
 
 HOPPER, GRAPHICS = 90, 89
 LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
@@ -29,7 +35,9 @@ TYPES = {
     **{f"{name}_ptr": "*fp32" for name in ("max", "sum", "parts", "logprobs", "values")},
     **{f"{name}_ptr": "*fp64" for name in ("scores", "temperature")},
     **{"positions_ptr": "*i64", "columns_ptr": "*i32", "seen_ptr": "*u8", "greedy_ptr": "*u8"},
-    **{"scale": "fp32", "soft_cap": "fp32"},
+    **{"scale": "fp32", "soft_cap": "fp32", "root_of_block": "fp32"},
+    **{f"{name}_ptr": "*fp32" for name in ("center", "inverse", "hadamard", "thresholds")},
+    **{"codes_ptr": "*u8", "scales_ptr": "*fp16"},
 }
 
 
@@ -96,6 +104,9 @@ def main() -> None:
     compiled("best", top_logprobs_triton._part_kernel, {"PART": 4096}, "bf16", HOPPER)
     together = {"PARTS": 16, "FOUND": 64}
     compiled("best of parts", top_logprobs_triton._row_kernel, together, "fp32", HOPPER)
+    widths = {"WIDTH": 576, "TAP_BLOCKS": 9, "ROW_BLOCKS": 27, "BLOCK": 64, "BITS": 5}
+    coding = {**widths, "HAS_UNITS": True, "AT_ONCE": 64}
+    compiled("coding", feature_codec_triton._quantise_kernel, coding, "bf16", HOPPER)
 
 
 if __name__ == "__main__":

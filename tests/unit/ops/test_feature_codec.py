@@ -20,6 +20,7 @@ from fledge.contracts.errors import ArtifactError
 from fledge.contracts.feature_formats import FORMATS, block_size, padded_size, row_bytes
 from fledge.ops.codec_tables import SIGN_BITS, centroids, rotation_matrix, thresholds
 from fledge.ops.feature_codec import Codec, make_codec
+from fledge.ops.kernel_choice import choose_kernels
 from fledge.store.channels import Channels
 
 CODED: tuple[FeatureFormat, ...] = ("q8", "q6", "q5", "q4")
@@ -276,3 +277,34 @@ def test_levels_are_the_means_of_their_cells(name: FeatureFormat, bits: int) -> 
     torch.testing.assert_close(levels.double(), first / mass, rtol=1e-3, atol=1e-4)
     error = (density * (grid - levels.double()[codes]).square()).sum() / density.sum()
     assert float(error.sqrt()) == pytest.approx(GAUSSIAN_ERRORS[name], rel=0.01)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel runs on the GPU instead")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "hidden_size"), [("q5", 64), ("q8", 100), ("q4", 256), ("q6", 40)]
+)
+@pytest.mark.parametrize("has_channels", [False, True])
+def test_the_kernel_gives_the_bytes_of_its_twin(
+    name: FeatureFormat, hidden_size: int, dtype: torch.dtype, has_channels: bool
+) -> None:
+    pytest.importorskip("triton")
+    width = NUM_TAPS * hidden_size
+    spread = np.geomspace(0.01, 10, width, dtype=np.float32)
+    codec = codec_of(name, hidden_size, Channels(spread / 2, spread) if has_channels else None)
+    rows = gaussian(21, width).to(dtype)
+    rows[1] = 0
+    rows[2] *= 1e3
+    rows[3, 1] = 5e4
+    rows[4, width - 1] = torch.inf
+    rows[5, 0] = torch.nan
+    rows[6] = 1e-7
+    plain = codec.encode(rows)
+    with choose_kernels("triton"):
+        fused = codec.encode(rows)
+    good = codec.is_finite_T(plain)
+    assert (
+        good.tolist() == codec.is_finite_T(fused).tolist() == [i not in (4, 5) for i in range(21)]
+    )
+    for part, array in plain.items():
+        assert torch.equal(fused[part][good].view(torch.uint8), array[good].view(torch.uint8)), part
