@@ -72,7 +72,13 @@ class HeadAttention(nn.Module):
         self.q_proj = nn.Linear(width, config.num_heads * config.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(
+            config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias
+        )
+        self.has_qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         frequencies, self.rope_scale = _rope(config)
         # Neither a parameter nor a buffer: casting the head to bfloat16 must not touch them.
         self._frequencies = {frequencies.device: frequencies}
@@ -90,6 +96,8 @@ class HeadAttention(nn.Module):
         query = self.q_proj(x_TE).view(num_tokens, -1, self.head_dim)
         keys = self.k_proj(x_TE).view(num_tokens, -1, self.head_dim)
         values = self.v_proj(x_TE).view(num_tokens, -1, self.head_dim)
+        if self.has_qk_norm:
+            query, keys = self.q_norm(query), self.k_norm(keys)
         query = rotate(query, positions_T, frequencies, self.rope_scale)
         keys = rotate(keys, positions_T, frequencies, self.rope_scale)
         return query, keys, values

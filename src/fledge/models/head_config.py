@@ -35,6 +35,14 @@ class HeadConfig:
 
     num_taps: int = NUM_DEFAULT_TAPS
     attention_bias: bool = False
+    """Biases of queries, keys and values."""
+
+    output_bias: bool = False
+    """A bias behind attention; checkpoints with biases may have it or not."""
+
+    qk_norm: bool = False
+    """RMS norms of each head's queries and keys before rotation, as in Qwen3's layers."""
+
     sliding_window: int | None = None
     norm_before_residual: bool = False
     """The residual is the normed hidden state (speculators' default) instead of the raw one."""

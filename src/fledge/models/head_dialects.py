@@ -20,6 +20,14 @@ _ROPE_KEYS = ("rope_type", "type", "rope_theta")
 _ROPE_TYPES = ("default", *sorted(ROPE_INIT_FUNCTIONS))
 _DEFAULT_ROPE_THETA = 10000.0
 _ACTIVATION = "silu"
+_QWEN3 = "Qwen3ForCausalLM"
+_EAGLE_FLAGS = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+}
+"""What Model-Optimizer writes under `eagle_config`, with the values that make an EAGLE-3 head."""
 
 
 class _Fields:
@@ -119,6 +127,7 @@ def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
     layer = top.object(_NESTED) if is_nested else top
     eagle = top.object("eagle_config")
     _check_architecture(layer, where)
+    _check_variant(top, eagle, where)
     hidden_size = layer.size("hidden_size")
     num_heads = layer.size("num_attention_heads")
     vocab_size = layer.size("vocab_size")
@@ -141,6 +150,7 @@ def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
             taps=taps,
             num_taps=top.size("num_aux_hidden_states", len(taps) if taps else NUM_DEFAULT_TAPS),
             attention_bias=layer.flag("attention_bias", False),
+            qk_norm=_has_qk_norm(top, layer),
             sliding_window=_window(layer),
             # speculators means True when the key is absent, everybody else False.
             norm_before_residual=top.flag("norm_before_residual", is_nested),
@@ -166,6 +176,41 @@ def _check_architecture(layer: _Fields, where: str) -> None:
             f"{where}: num_hidden_layers is {num_layers}; an EAGLE-3 head has 1 layer. "
             "Is this the directory of a target?"
         )
+
+
+def _check_variant(top: _Fields, eagle: _Fields, where: str) -> None:
+    """Refuse relatives of EAGLE-3 that share its tensors and compute something else."""
+    kind = top.text("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise MismatchError(
+            f"{where}: speculators_model_type is {kind!r}; fledge runs 'eagle3' heads only."
+        )
+    for key, needed in _EAGLE_FLAGS.items():
+        if eagle.flag(key, needed) != needed:
+            raise MismatchError(
+                f"{where}: eagle_config.{key} is {not needed}; fledge runs heads with {needed}."
+            )
+    steps = eagle.size("parallel_draft_step", 1)
+    if steps != 1:
+        raise MismatchError(
+            f"{where}: eagle_config.parallel_draft_step is {steps}; fledge runs heads that draft 1 "
+            "token a step only."
+        )
+
+
+def _has_qk_norm(top: _Fields, layer: _Fields) -> bool:
+    """Whether the layer is Qwen3's; serving engines choose their code by the architecture."""
+    names = [] if _NESTED in top.values else top.texts("architectures")
+    if names:
+        return any(_QWEN3 in name for name in names)
+    return layer.text("model_type") == "qwen3"
+
+
+def ties_embeddings(data: dict[str, Any], *, where: str) -> bool:
+    """Whether the logits are made with the embedding when there is no `lm_head`."""
+    top = _Fields(data, where)
+    nested = top.object(_NESTED).flag("tie_word_embeddings", False)
+    return top.flag("tie_word_embeddings", nested)
 
 
 def _taps(top: _Fields, eagle: _Fields, where: str) -> tuple[int, ...] | None:
@@ -205,8 +250,8 @@ def config_to_json(config: HeadConfig) -> dict[str, Any]:
     """The Llama-like dialect that SpecForge writes and both serving engines read."""
     rope_scaling = config.rope_scaling
     data: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        "architectures": [f"Eagle3{_QWEN3}" if config.qk_norm else "LlamaForCausalLMEagle3"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
         "hidden_size": config.hidden_size,
         "target_hidden_size": config.target_hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -243,4 +288,5 @@ def config_to_json(config: HeadConfig) -> dict[str, Any]:
             eagle[_LAYER_IDS] = [tap - 1 for tap in config.taps]
     if config.sliding_window is not None:
         data |= {"sliding_window": config.sliding_window, "layer_types": ["sliding_attention"]}
+        data["use_sliding_window"] = True  # Qwen3's config drops the window without it
     return data | {"eagle_config": eagle}

@@ -32,6 +32,23 @@ class Files:
     def rename(self, rule: Callable[[str], str]) -> None:
         self.tensors = {rule(name): tensor for name, tensor in self.tensors.items()}
 
+    def split(self, *, is_pickled: bool = False) -> Path:
+        """The weights in two files with an index; returns the index."""
+        (self.directory / WEIGHTS).unlink()
+        stem, ending = ("pytorch_model", "bin") if is_pickled else ("model", "safetensors")
+        names = sorted(self.tensors)
+        files = {
+            f"{stem}-{number:05}-of-00002.{ending}": names[number - 1 :: 2] for number in (1, 2)
+        }
+        for file, held in files.items():
+            (torch.save if is_pickled else save_file)(
+                {name: self.tensors[name] for name in held}, self.directory / file
+            )
+        index = self.directory / f"{stem}.{ending}.index.json"
+        weight_map = {name: file for file, held in files.items() for name in held}
+        index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        return index
+
     def write_pickle(self, content: object) -> Path:
         (self.directory / WEIGHTS).unlink()
         path = self.directory / "pytorch_model.bin"

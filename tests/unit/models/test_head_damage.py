@@ -5,6 +5,7 @@ or twice at one token, code inside a pickle that is run, and an error that says 
 without saying which two shapes.
 """
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,47 @@ def test_a_pickle_of_something_else(files: Files, content: object, message: str)
     with pytest.raises(ArtifactError) as caught:
         load_head(files.directory)
     assert f"{path} does not hold plain weights: {message}" in str(caught.value)
+
+
+def test_a_missing_shard_is_named(files: Files) -> None:
+    index = files.split()
+    missing = files.directory / "model-00002-of-00002.safetensors"
+    missing.unlink()
+    with pytest.raises(ArtifactError, match="names the file .*, which is missing") as caught:
+        load_head(files.directory)
+    assert str(index) in str(caught.value)
+    assert missing.name in str(caught.value)
+
+
+def test_shards_hold_what_their_index_says(files: Files) -> None:
+    index = files.split()
+    entries = json.loads(index.read_text())["weight_map"]
+    moved = {name: file for name, file in entries.items() if name != "fc.weight"}
+    index.write_text(json.dumps({"weight_map": moved | {"fc.wait": entries["fc.weight"]}}))
+    with pytest.raises(MismatchError, match=r"missing \['fc.wait'\], unknown \['fc.weight'\]"):
+        load_head(files.directory)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{nope", "is not an index of weight files"),
+        ("[]", "is not an index of weight files"),
+        ('{"weight_map": {"fc.weight": 3}}', "is not an index of weight files"),
+        ('{"weight_map": {}}', "must name files beside it"),
+        ('{"weight_map": {"fc.weight": "../secret.safetensors"}}', "must name files beside it"),
+    ],
+)
+def test_a_bad_index_of_shards(files: Files, content: str, message: str) -> None:
+    files.split().write_text(content)
+    with pytest.raises(ArtifactError, match=message):
+        load_head(files.directory)
+
+
+def test_a_head_that_needs_the_targets_lm_head_says_how_to_get_it(files: Files) -> None:
+    del files.tensors["lm_head.weight"]
+    with pytest.raises(ArtifactError, match="has no lm_head.weight: .* fledge import .* --target"):
+        files.load()
 
 
 @pytest.mark.parametrize(

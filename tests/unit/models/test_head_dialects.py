@@ -234,6 +234,39 @@ def test_other_activations_are_refused(plain: dict[str, Any], activation: str) -
     assert read(plain)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"use_aux_hidden_state": False}, "use_aux_hidden_state is False; .* with True"),
+        ({"use_last_layernorm": False}, "use_last_layernorm is False"),
+        ({"use_input_layernorm_in_first_layer": False}, "in_first_layer is False"),
+        ({"use_mtp_layernorm": True}, "use_mtp_layernorm is True; .* with False"),
+        ({"parallel_draft_step": 4}, "parallel_draft_step is 4; .* 1 token a step"),
+    ],
+)
+def test_relatives_that_compute_something_else(
+    plain: dict[str, Any], flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(MismatchError, match=message):
+        read(plain | {"eagle_config": flags})
+
+
+def test_other_algorithms_of_speculators_are_refused(plain: dict[str, Any]) -> None:
+    with pytest.raises(MismatchError, match="speculators_model_type is 'dflash'; .* 'eagle3'"):
+        read(speculators_config(plain) | {"speculators_model_type": "dflash"})
+
+
+def test_norms_on_queries_and_keys_come_with_qwen3s_layer(plain: dict[str, Any]) -> None:
+    assert read(plain | {"architectures": ["Eagle3Qwen3ForCausalLM"]}).qk_norm
+    assert read(plain | {"architectures": ["Qwen3ForCausalLM"]}).qk_norm
+    assert not read(plain | {"model_type": "qwen3"}).qk_norm, "the architecture decides"
+    assert not read(plain | {"architectures": ["Eagle3Qwen3vlForCausalLM"]}).qk_norm
+    nested = speculators_config(plain)
+    assert not read(nested).qk_norm
+    nested["transformer_layer_config"] |= {"model_type": "qwen3"}
+    assert read(nested).qk_norm
+
+
 def test_heads_of_several_layers_are_refused(plain: dict[str, Any]) -> None:
     plain["num_hidden_layers"] = 32
     with pytest.raises(MismatchError, match="num_hidden_layers is 32; an EAGLE-3 head has 1 layer"):

@@ -58,6 +58,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"taps": (1, 3), "num_taps": 2},
     {"taps": (0, 1, 2, 3, 4), "num_taps": 5, "fc_norm": True},
     {"sliding_window": 12},
+    {"qk_norm": True},
+    {"qk_norm": True, "sliding_window": 12, "norm_before_residual": True},
+    {"attention_bias": True, "output_bias": True},
     {"draft_vocab_size": 97},
     {"draft_vocab_size": 1},
     {"rope_theta": 5e5, "rms_norm_eps": 1e-6, "max_position_embeddings": 77},
@@ -154,6 +157,43 @@ def test_layouts_of_other_projects(
 def test_a_pickled_checkpoint(files: Files, head: Eagle3Head) -> None:
     files.write_pickle(files.tensors)
     assert_same(load_head(files.directory), head)
+
+
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_a_checkpoint_in_several_files(files: Files, head: Eagle3Head, is_pickled: bool) -> None:
+    files.split(is_pickled=is_pickled)
+    assert_same(load_head(files.directory), head)
+
+
+def test_logits_made_with_the_heads_own_embedding(files: Files) -> None:
+    """Tied: the rows of the draft vocabulary are the `lm_head`."""
+    embedding = torch.randn(97, 32)
+    del files.tensors["lm_head.weight"]
+    files.tensors["embed_tokens.weight"] = embedding
+    files.config["tie_word_embeddings"] = True
+    loaded = files.load()
+    assert torch.equal(loaded.lm_head.weight, embedding[loaded.draft_to_target_V])
+
+
+def test_norms_of_the_taps_by_their_older_names(tmp_path: Path, target: Target) -> None:
+    head = tiny_head(target, fc_norm=True)
+    files = Files(tmp_path / "head", head)
+    older = {"fc_norm.0": "aux_norm_low", "fc_norm.1": "aux_norm_mid", "fc_norm.2": "aux_norm_high"}
+    files.rename(lambda name: older.get(name.removesuffix(".weight"), name[:-7]) + name[-7:])
+    del files.config["fc_norm"]
+    files.config["use_aux_norm"] = True
+    assert_same(files.load(), head)
+
+
+def test_stored_rotation_frequencies_are_compared(files: Files, head: Eagle3Head) -> None:
+    """Old pickles hold them; they say the same as the config or the head is refused."""
+    name = "midlayer.self_attn.rotary_emb.inv_freq"
+    ours = head.midlayer.self_attn.frequencies(torch.device("cpu"))
+    files.tensors[name] = ours.clone()
+    assert_same(files.load(), head)
+    files.tensors[name] = ours * 2
+    with pytest.raises(MismatchError, match=r"inv_freq in .* implies .rope_theta 10000.0"):
+        files.load()
 
 
 @pytest.mark.parametrize("missing", [("t2d",), ("t2d", "d2t")])
