@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from fledge.contracts.batch_settings import BatchSettings
 from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.settings import EngineSettings
 from fledge.server.service import Service
@@ -98,13 +99,15 @@ def running_server(
     choice = EngineChoice(
         target=str(target), head=head, dtype="auto", device="cpu", settings=engine
     )
-    service_settings = ServeSettings(port=0, model_names=(MODEL,), **settings)
+    batches = settings.pop("batches", None) or BatchSettings(directory=str(cache / "batches"))
+    service_settings = ServeSettings(port=0, model_names=(MODEL,), batches=batches, **settings)
     listener = open_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLEDGE_CACHE", str(cache))
         patch.setenv("OMP_NUM_THREADS", "1")
         service = Service(choice, service_settings)
+        service.open_batches()
         server = make_server(service)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -68,6 +68,15 @@ CacheTokensOption = Annotated[
         rich_help_panel=_SERVER,
     ),
 ]
+BatchDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--batch-dir",
+        metavar="DIR",
+        help="Where files and batches are kept; not given, below the cache.",
+        rich_help_panel=_SERVER,
+    ),
+]
 LogPromptsOption = Annotated[
     bool,
     typer.Option(
@@ -99,6 +108,7 @@ def serve(
     api_keys: KeysOption = None,
     max_requests: MaxRequestsOption = options.ENGINE.max_requests,
     cache_tokens: CacheTokensOption = options.ENGINE.cache_tokens,
+    batch_dir: BatchDirOption = None,
     log_prompts: LogPromptsOption = False,
     depth: options.DepthOption = options.TREE.depth,
     width: options.WidthOption = options.TREE.width,
@@ -125,6 +135,9 @@ def serve(
     }
     chosen = load_recipe(recipe, assignments or ())
     settings = replace(chosen.serve, **_filled(given))
+    if batch_dir is not None:
+        batches = replace(settings.batches, directory=str(batch_dir.expanduser()))
+        settings = replace(settings, batches=batches)
     engine_settings = EngineSettings(
         tree=TreeSettings(depth=depth, width=width, budget=budget),
         accept=accept,

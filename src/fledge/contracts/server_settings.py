@@ -1,7 +1,8 @@
 """Settings of `fledge serve`: where it listens, who may ask, and how much."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fledge.contracts.batch_settings import BatchSettings
 from fledge.contracts.errors import ConfigError
 
 _MIB = 1 << 20
@@ -55,6 +56,9 @@ class ServeSettings:
 
     log_prompts: bool = False
     """Write prompts and answers into the log."""
+
+    batches: BatchSettings = field(default_factory=BatchSettings)
+    """Files of requests that are answered when there is time."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

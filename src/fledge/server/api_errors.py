@@ -56,6 +56,18 @@ class UnknownModelError(ApiError):
     status, kind, code = 404, "invalid_request_error", "model_not_found"
 
 
+class NotFoundError(ApiError):
+    """There is no such thing, or it is somebody else's."""
+
+    status, kind, code = 404, "invalid_request_error", "not_found"
+
+
+class ConflictError(ApiError):
+    """It cannot be done while something else is being done."""
+
+    status, kind, code = 409, "invalid_request_error", "conflict"
+
+
 class SlowClientError(ApiError):
     """The request did not arrive in time."""
 

@@ -24,6 +24,8 @@ class Caller:
     """Whoever holds a key, called by the beginning of its hash."""
 
     name: str
+    owner: str = "anyone"
+    """Whose files these are: long enough to be nobody else's, and of no use as a key."""
 
 
 ANYONE = Caller("anyone")
@@ -55,7 +57,10 @@ class ApiKeys:
         found = False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
-        return Caller(digest.hex()[:8]) if found else None
+        if not found:
+            return None
+        owner = hashlib.sha256(b"owner of files: " + digest).hexdigest()[:32]
+        return Caller(digest.hex()[:8], owner)
 
     def _refresh(self) -> None:
         now = time.monotonic()

@@ -13,8 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from fledge import __version__
+from fledge.server import batch_routes, file_routes
 from fledge.server.api_document import describe
 from fledge.server.api_errors import ApiError, InvalidRequestError, dump, error_body
+from fledge.server.batch_runner import BatchRunner
 from fledge.server.gate import Gate
 from fledge.server.routes import router
 from fledge.server.service import Service
@@ -37,9 +39,13 @@ def make_app(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        del app
         service.start()
+        if service.has_batches:
+            app.state.batch_runner = BatchRunner(service.batch_store, service, app)
+            app.state.batch_runner.start()
         yield
+        if app.state.batch_runner is not None:
+            await app.state.batch_runner.stop()
         await service.stop()
 
     app = _Application(
@@ -52,7 +58,10 @@ def make_app(service: Service) -> ASGIApp:
     )
     app.state.service = service
     app.model_names = service.model_names
+    app.state.batch_runner = None
     app.include_router(router)
+    app.include_router(file_routes.router)
+    app.include_router(batch_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -62,7 +71,7 @@ def make_app(service: Service) -> ASGIApp:
         gated = CORSMiddleware(
             gated,
             allow_origins=list(service.settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-request-id"],
             expose_headers=["x-request-id"],
         )
@@ -79,6 +88,8 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    if error.errors()[0]["loc"][0] != "body":
+        return await _on_api_error(request, explain(error))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         # A web page may send other types to any address without being allowed to.

@@ -20,24 +20,30 @@ from fledge.server.api_errors import (
 from fledge.server.api_keys import ANYONE, Caller
 from fledge.server.logs import request_log
 from fledge.server.service import Service
+from fledge.server.streamed_body import StreamedBody
 
 PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
     "/v1/speculation",
+    "/v1/files",
+    "/v1/batches",
     "/tokenize",
     "/health",
     "/ready",
     "/metrics",
     "/openapi.json",
 )
+_COLLECTIONS = ("/v1/files", "/v1/batches")
 OPEN_PATHS = frozenset(("/health", "/ready", "/metrics"))
 """Asked by probes and scrapers, which hold no key, and too often for the log; they tell nothing of
 any prompt."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _OTHER = "other"
+_FORM_BYTES = 64 << 10
+"""What a form has beside its file."""
 
 
 class Gate:
@@ -63,6 +69,10 @@ class Gate:
             caller = self._find_caller(scope)
             scope["state"]["caller"] = caller
             passage.fields["caller"] = caller.name
+            if (scope["method"], scope["path"]) == ("POST", "/v1/files"):
+                passage.body = self._stream_body(scope, receive)
+                await self._app(scope, passage.body.receive, passage.send)
+                return
             body = await self._read_body(scope, receive)
             await self._app(scope, _replay(body, receive), passage.send)
         except ApiError as error:
@@ -84,6 +94,15 @@ class Gate:
         if caller is None:
             raise UnauthorizedError("this API key is not one of this server's.")
         return caller
+
+    def _stream_body(self, scope: Scope, receive: Receive) -> StreamedBody:
+        """A body that is read while it comes."""
+        settings = self._service.settings
+        limit = settings.batches.max_file_bytes + _FORM_BYTES
+        length = _header(scope, b"content-length")
+        if length.isdecimal() and int(length) > limit:
+            raise _too_large(limit)
+        return StreamedBody(receive, max_bytes=limit, timeout_s=settings.client_timeout_s)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body; nothing else happens for a request before it is here."""
@@ -116,7 +135,7 @@ class Gate:
         error = scope["state"].get("error")
         status = error.status if error is not None else passage.status or 499
         seconds = time.perf_counter() - passage.started
-        label = next((known for known in PATHS if path == known), _OTHER)
+        label = _label(path)
         self._service.metrics.count_request(label, status, seconds)
         if path in OPEN_PATHS:
             return
@@ -131,6 +150,9 @@ class _Passage:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.status = 0
+        self.body: StreamedBody | None = None
+        """One that is still coming while the request is served."""
+
         self.started = time.perf_counter()
         given = _header(scope, b"x-request-id")
         self._request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
@@ -147,7 +169,10 @@ class _Passage:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", ()), self._id_header]}
+            headers = [*message.get("headers", ()), self._id_header]
+            if self.body is not None and not self.body.is_whole:
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
         await self._send(message)
 
     @property
@@ -166,6 +191,14 @@ class _Passage:
             headers.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
+
+
+def _label(path: str) -> str:
+    """What the figures call a path; ids are left out."""
+    for known in PATHS:
+        if path == known or (known in _COLLECTIONS and path.startswith(f"{known}/")):
+            return known
+    return _OTHER
 
 
 def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:

@@ -1,12 +1,16 @@
 """What all requests of a server share: the engine, the tokenizer, the keys, the limits."""
 
 import asyncio
+import hashlib
+import logging
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.server_settings import ServeSettings
 from fledge.server.api_errors import (
     BusyError,
@@ -15,12 +19,16 @@ from fledge.server.api_errors import (
     UnknownModelError,
 )
 from fledge.server.api_keys import ApiKeys
+from fledge.server.batch_store import BatchStore
 from fledge.server.metrics import Metrics
 from fledge.server.parameters import Allowance, model_defaults
 from fledge.server.prompts import PromptReader
 from fledge.server.supervisor import EngineSupervisor
 from fledge.server.terms import INTERACTIVE, Terms
 from fledge.server.wire import EngineChoice, EngineFacts
+from fledge.store.cache import CacheLayout, default_cache_dir
+
+_log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.1
 _LONGEST_RETRY_S = 60
@@ -44,10 +52,39 @@ class Service:
         self.num_open = 0
         """Requests whose response is not yet sent."""
 
+        self._batch_store: BatchStore | None = None
+        self._no_batches = "this server takes no files and batches."
         self._prompts: PromptReader | None = None
         self._allowance: Allowance | None = None
         self._num_preparing = 0
         self._mean_answer_s = 1.0
+
+    @property
+    def batch_store(self) -> BatchStore:
+        if self._batch_store is None:
+            raise UnavailableError(self._no_batches, code="batches_unavailable")
+        return self._batch_store
+
+    @property
+    def has_batches(self) -> bool:
+        return self._batch_store is not None
+
+    def open_batches(self) -> None:
+        """Take the directory of files and batches.
+
+        One that was named must be usable. Where none was, the server does without when another
+        server has it already, or when it cannot be written.
+        """
+        settings = self.settings.batches
+        directory = settings.directory
+        try:
+            place = default_batch_dir(self.model_names[0]) if directory is None else Path(directory)
+            self._batch_store = BatchStore(place, settings)
+        except ConfigError as error:
+            if directory is not None:
+                raise
+            self._no_batches = f"this server takes no files and batches: {error}"
+            _log.warning("%s", self._no_batches)
 
     def start(self) -> None:
         self.supervisor.start()
@@ -139,3 +176,10 @@ def default_model_name(target: str) -> str:
     """A built-in name or a hub id as it is; of a path, the last part."""
     path = Path(target).expanduser()
     return path.resolve().name if path.exists() else target
+
+
+def default_batch_dir(model_name: str) -> Path:
+    """Of its own for each name a server is known by, so that several share one cache."""
+    plain = re.sub(r"[^\w.-]+", "-", model_name)[:40]
+    mark = hashlib.sha256(model_name.encode()).hexdigest()[:8]
+    return CacheLayout(default_cache_dir()).batches / f"{plain}-{mark}"

@@ -132,6 +132,7 @@ def serve(
     _allow_many_connections()
     listener = open_socket(settings.host, settings.port)
     service = Service(choice, settings)
+    service.open_batches()
     port = listener.getsockname()[1]
     if not (service.keys.are_needed or is_loopback(settings.host)):
         _log.warning("listening on %s without API keys: whoever reaches it may ask", settings.host)

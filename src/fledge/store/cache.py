@@ -5,6 +5,7 @@
 <cache>/locks/<key>.lock        held while a target is made
 <cache>/hashes/<id>.json        sha256 of local files that were hashed before
 <cache>/pass_times/<id>.json    how long passes of a target took on this machine
+<cache>/batches/<name>/         files and batches of a server
 """
 
 import os
@@ -43,3 +44,7 @@ class CacheLayout:
     @property
     def pass_times(self) -> Path:
         return self.root / "pass_times"
+
+    @property
+    def batches(self) -> Path:
+        return self.root / "batches"
