@@ -67,10 +67,15 @@ def answer(prompt: str) -> str:
     return " ".join(f"the {one} {verb} the {other}." for one, verb, other in pairs)
 
 
-def save_language_target(directory: Path, *, seed: int = 0, num_steps: int = 160) -> Path:
-    """Train the target and write it like any other; about ten seconds on one core."""
+def save_language_target(
+    directory: Path, *, seed: int = 0, num_steps: int = 160, **sizes: Any
+) -> Path:
+    """Train the target and write it like any other; about ten seconds on one core.
+
+    `sizes` are of transformers' config, in place of the usual ones.
+    """
     tokenizer = tiny_tokenizer()
-    model = tiny_model("llama", seed=seed, vocab_size=len(tokenizer), **_SIZES)
+    model = tiny_model("llama", seed=seed, vocab_size=len(tokenizer), **{**_SIZES, **sizes})
     _draw_narrow(model, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
     warm, prompts = num_steps // 8, iter(ask(num_steps * _BATCH, seed=seed + 1))
