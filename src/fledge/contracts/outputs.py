@@ -87,6 +87,10 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each token, when the request asked for them."""
 
+    draft_depths: tuple[int, ...] | None = None
+    """Of each token the depth at which it was drafted and accepted, 0 for the target's own; when
+    the request asked for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fledge.contracts.errors import ConfigError
+from fledge.contracts.grammar import Grammar
 
 _MAX_SEED = 2**63
 MAX_LOGPROBS = 20
@@ -66,9 +67,22 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the target's end-of-text token (for measuring)."""
 
+    grammar: Grammar | None = None
+    """What the answer must look like; it ends where the grammar allows nothing more."""
+
+    shown_token_ids: tuple[int, ...] = ()
+    """Special tokens that are written into the text, such as the marks of tool calls; all others
+    have none."""
+
     logprobs: int | None = None
     """Give the logprob of each token, and this many of the most probable tokens with theirs: those
     of the target itself, before everything above. None gives nothing."""
+
+    speculate: bool = True
+    """Let the head draft for this request. Without it the text is the same, at another speed."""
+
+    draft_depths: bool = False
+    """Tell of each token how it came: at which depth it was drafted, or that it was not."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -99,6 +113,8 @@ class SamplingParams:
             raise ConfigError(f"stop is the text {stop!r}; it must be a tuple of texts.")
         for token_id in self.stop_token_ids:
             _check_whole("a stop token id", token_id)
+        for token_id in self.shown_token_ids:
+            _check_whole("a shown token id", token_id)
 
     def _check_lengths(self) -> None:
         if self.max_tokens < 1:

@@ -38,12 +38,12 @@ class Cycle:
         """Plan, draft, verify, commit, let go."""
         started = time.perf_counter()
         load = self._load()
-        if load.num_requests and self._drafter.num_scratch:
+        if load.unread and self._drafter.num_scratch:
             self._plan = self._controller.choose(load)
         num_preemptions = self._scheduler.num_preemptions
         plan = self._scheduler.plan(
             num_scratch=0 if self._plan.is_plain else self._drafter.num_scratch,
-            num_drafts=self._plan.nodes if load.num_requests else 0,
+            num_drafts=self._plan.nodes if load.unread else 0,
         )
         if not plan:
             assert not self._scheduler.has_work, "there is work and nothing of it can run"
@@ -59,7 +59,8 @@ class Cycle:
         result = self._verifier.run(plan, trees)
         verified = time.perf_counter()
         if not self._plan.is_plain:
-            self._drafter.catch_up([seq for seq, _ in [*plan.finishing, *plan.reading]])
+            read = [seq for seq, _ in [*plan.finishing, *plan.reading]]
+            self._drafter.catch_up([seq for seq in read if seq.request.params.speculate])
         caught_up = time.perf_counter()
         self._settle(plan)
         now = time.perf_counter()
@@ -77,7 +78,9 @@ class Cycle:
             # However much there is to read, a quarter of the pass is open for drafts.
             num_other_tokens=min(unread, self._settings.max_pass_tokens * 3 // 4),
             context_tokens=sum(seq.kv_len for seq in decoding),
-            unread=tuple(seq.len - seq.head_len for seq in decoding),
+            unread=tuple(
+                seq.len - seq.head_len for seq in decoding if seq.request.params.speculate
+            ),
         )
 
     def _fit(self, wanted: DraftPlan, plan: StepPlan) -> DraftPlan:

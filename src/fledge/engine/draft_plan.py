@@ -57,7 +57,8 @@ class Load:
     """Cached tokens of the decoding requests, summed."""
 
     unread: tuple[int, ...] = ()
-    """Committed tokens the head has yet to read before it can draft, for each decoding request."""
+    """Committed tokens the head has yet to read before it can draft, for each decoding request that
+    drafts are wanted for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class Scheduler:
     def _grant_drafts(self, plan: StepPlan, num_scratch: int) -> None:
         decoding, plan.plain = plan.plain, []
         for seq in decoding:
-            can_draft = not seq.is_suspect and self._cache.reserve(seq, seq.len + num_scratch)
+            can_draft = seq.may_have_drafts and self._cache.reserve(seq, seq.len + num_scratch)
             (plan.drafting if can_draft else plan.plain).append(seq)
 
     def preempt(self, seq: Sequence) -> None:

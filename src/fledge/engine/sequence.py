@@ -17,6 +17,7 @@ import time
 
 from fledge.contracts.errors import FledgeError
 from fledge.contracts.outputs import Completion, FinishReason, Stats, TokenLogprobs
+from fledge.engine.grammar import GrammarState
 from fledge.engine.prefix import PrefixNode
 from fledge.engine.request import Request
 from fledge.engine.text import Detokenizer, find_stop, num_safe
@@ -35,15 +36,20 @@ class Sequence:
         counts: TokenCounts,
         detokenizer: Detokenizer | None = None,
         *,
+        grammar: GrammarState | None = None,
         priority: int = 0,
         client: str = "",
         arrival: int = 0,
     ) -> None:
-        self.request = request
+        self.request, self.grammar = request, grammar
         self.priority, self.client, self.arrival = priority, client, arrival
         self.token_ids = list(request.prompt_token_ids)
         self.output_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.draft_depths: list[int] = []
+        self.text_ends: list[int] = []
+        """Of each token, how long the text was with it: kept, as the depths are, when asked for."""
+
         self.rules = RequestRules(
             request.params,
             request.prompt_token_ids,
@@ -124,6 +130,10 @@ class Sequence:
         """Finished, or failed."""
         return self.finish_reason is not None or self.error is not None
 
+    @property
+    def may_have_drafts(self) -> bool:
+        return self.request.params.speculate and not self.is_suspect
+
     def record_drafts(self, num_offered: int, num_accepted: int) -> None:
         """A cycle offered drafts down to one depth, and the target accepted down to another."""
         missing = num_offered - len(self.offered_at)
@@ -151,6 +161,9 @@ class Sequence:
             count += 1
         if logprobs is not None:
             self.logprobs += logprobs[:count]
+        if self.request.params.draft_depths:
+            # Drafts were accepted level by level; what follows the last one is the target's own.
+            self.draft_depths += [*range(1, len(token_ids)), 0][:count]
         return count
 
     def _take(self, token_id: int) -> None:
@@ -161,13 +174,18 @@ class Sequence:
             self._detokenizer.add(token_id)
         # Sampling keeps end tokens away before `min_tokens`; stop texts wait for it too.
         may_stop = len(self.output_ids) >= request.params.min_tokens
-        if token_id in request.eos_token_ids or self._reached_stop_text(may_stop):
+        is_over = token_id in request.eos_token_ids or self._reached_stop_text(may_stop)
+        if self.grammar is not None and not is_over:
+            is_over = self.grammar.take(token_id)
+        if is_over:
             self.finish_reason = "stop"
         elif len(self.output_ids) >= request.max_new_tokens:
             self.finish_reason = "length"
         if self.is_finished and self._detokenizer is not None:
             self._detokenizer.flush()
             self._reached_stop_text(may_stop)
+        if request.params.draft_depths:
+            self.text_ends.append(len(self.text))
 
     def _reached_stop_text(self, may_stop: bool) -> bool:
         stops = self.request.params.stop
@@ -200,15 +218,28 @@ class Sequence:
         fresh, self._num_shown = text[self._num_shown :], max(self._num_shown, len(text))
         return fresh
 
+    def token_texts(self, first: int, text: str) -> list[str]:
+        """What `take_new_text` gave, shared out to the tokens from this one on.
+
+        A token that ends inside a character has no text; the one that completes it has all of it.
+        """
+        offset = self._num_shown - len(text)
+        start, texts = 0, []
+        for end in self.text_ends[first:]:
+            texts.append(text[start : max(start, end - offset)])
+            start += len(texts[-1])
+        return texts
+
     def completion(self) -> Completion:
         assert self.finish_reason is not None
-        wants_logprobs = self.request.params.logprobs is not None
+        params = self.request.params
         return Completion(
             text=self.text,
             token_ids=tuple(self.output_ids),
             prompt_token_ids=self.request.prompt_token_ids,
             finish_reason=self.finish_reason,
-            logprobs=tuple(self.logprobs) if wants_logprobs else None,
+            logprobs=tuple(self.logprobs) if params.logprobs is not None else None,
+            draft_depths=tuple(self.draft_depths) if params.draft_depths else None,
             stats=Stats(
                 num_tokens=len(self.output_ids),
                 cycles=self.cycles,

@@ -160,6 +160,7 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
                 earlier.token_ids + piece.token_ids,
                 None if piece.logprobs is None else (earlier.logprobs or ()) + piece.logprobs,
                 piece.finish,
+                None if piece.origins is None else (earlier.origins or ()) + piece.origins,
             )
         found[piece.number] = piece
     return list(found.values())

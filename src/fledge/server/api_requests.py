@@ -54,6 +54,12 @@ class SamplingFields(_Strict):
     return_token_ids: bool | None = None
     """Give the ids of the prompt and of the answer too."""
 
+    speculation: bool | None = None
+    """False decodes without drafts: the same text, at another speed."""
+
+    return_draft_depths: bool | None = None
+    """Give the tokens of the answer one by one, each with the depth at which it was drafted."""
+
     skip_special_tokens: Literal[True] | None = None
     user: _Ignored
     metadata: _Ignored

@@ -1,14 +1,16 @@
 """Chats as their endpoint writes them: messages with content, reasoning and tool calls."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fledge.contracts.outputs import TokenLogprobs
 from fledge.server.logprob_shapes import chat_logprobs
 from fledge.server.message_parts import MessageSplitter, Parts
 from fledge.server.shapes import MARK, NOTHING_ELSE, ChoiceState, Envelope, ShapeOptions
+from fledge.server.token_origins import split_by_token
 from fledge.server.token_text import TokenText
-from fledge.server.wire import Finish, Piece
+from fledge.server.wire import Finish, Piece, TokenOrigin
 
 MakeSplitter = Callable[[], MessageSplitter]
 
@@ -39,7 +41,7 @@ class ChatShape:
 
     def _entry(self, index: int, state: ChoiceState) -> dict[str, Any]:
         assert state.finish is not None
-        parts = self._split(index, state.text, is_last=True)
+        parts, tokens = self._take_apart(index, state.text, state.origins, is_last=True)
         message: dict[str, Any] = {"role": "assistant", "content": parts.content, "refusal": None}
         if parts.reasoning:
             message["reasoning_content"] = parts.reasoning
@@ -52,12 +54,14 @@ class ChatShape:
             "logprobs": self._logprobs(state.logprobs),
             "finish_reason": self._reason(index, state.finish),
             **self._envelope.ids(state.token_ids, state, is_first=True),
+            **self._envelope.tokens(tokens),
         }
 
     def chunk(self, index: int, piece: Piece, choices: Sequence[ChoiceState]) -> bytes:
         """An event, or nothing while what arrived may still be anything."""
         is_first = index not in self._begun
-        parts = self._split(index, piece.text, is_last=piece.finish is not None)
+        is_last = piece.finish is not None
+        parts, tokens = self._take_apart(index, piece.text, piece.origins or (), is_last=is_last)
         if self._envelope.is_plain and piece.finish is None:
             if not parts:
                 return b""
@@ -71,6 +75,7 @@ class ChatShape:
             "logprobs": self._logprobs(piece.logprobs or ()),
             "finish_reason": self._reason(index, piece.finish) if piece.finish else None,
             **self._envelope.ids(piece.token_ids, choices[index], is_first=is_first),
+            **self._envelope.tokens(tokens),
         }
         return self._envelope.event(entry, choices)
 
@@ -91,6 +96,14 @@ class ChatShape:
                 for number, call in enumerate(parts.calls, start=first)
             ]
         return delta
+
+    def _take_apart(
+        self, index: int, text: str, origins: Sequence[TokenOrigin], *, is_last: bool
+    ) -> tuple[Parts, list[dict[str, Any]]]:
+        """The parts of a text and, where their origins are known, of its tokens."""
+        if not origins:
+            return self._split(index, text, is_last=is_last), []
+        return split_by_token(origins, partial(self._split, index), is_last=is_last)
 
     def _split(self, index: int, text: str, *, is_last: bool) -> Parts:
         if self._make_splitter is None:

@@ -15,7 +15,7 @@ import torch
 from fledge.contracts.errors import FledgeError
 from fledge.engine.engine import Engine
 from fledge.engine.sequence import Sequence
-from fledge.server.wire import Cancel, Finish, Order, Piece, Refusal, Report, Submit
+from fledge.server.wire import Cancel, Finish, Order, Piece, Refusal, Report, Submit, TokenOrigin
 
 _log = logging.getLogger(__name__)
 
@@ -152,4 +152,8 @@ class EngineLoop:
             finish = Finish(completion.finish_reason, completion.stats)
         start, live.num_sent = live.num_sent, len(seq.output_ids)
         logprobs = tuple(seq.logprobs[start:]) if seq.request.params.logprobs is not None else None
-        return Piece(number, text, tuple(seq.output_ids[start:]), logprobs, finish)
+        origins = None
+        if seq.request.params.draft_depths:
+            texts, depths = seq.token_texts(start, text), seq.draft_depths[start:]
+            origins = tuple(map(TokenOrigin, texts, depths))
+        return Piece(number, text, tuple(seq.output_ids[start:]), logprobs, finish, origins)

@@ -114,6 +114,8 @@ def params_of(
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             logprobs=logprobs,
+            speculate=request.speculation is not False,
+            draft_depths=bool(request.return_draft_depths),
         )
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from error

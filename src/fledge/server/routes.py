@@ -111,6 +111,7 @@ def _shape(
         has_usage=asked.is_usage_wanted,
         has_usage_always=asked.is_usage_continuous,
         num_choices=asked.num_choices,
+        has_origins=bool(asked.return_draft_depths),
     )
     token_text = service.prompts.token_text
     if isinstance(asked, ChatRequest):

@@ -11,8 +11,9 @@ from fledge.contracts.outputs import TokenLogprobs
 from fledge.server.api_errors import dump
 from fledge.server.figures import speculation, usage
 from fledge.server.logprob_shapes import completion_logprobs
+from fledge.server.token_origins import token_entry
 from fledge.server.token_text import TokenText
-from fledge.server.wire import Finish, Piece
+from fledge.server.wire import Finish, Piece, TokenOrigin
 
 MARK = "@"
 _TEXT_MARK = b'"@"'
@@ -27,12 +28,14 @@ class ChoiceState:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
     finish: Finish | None = None
 
     def take(self, piece: Piece) -> None:
         self.texts.append(piece.text)
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs or ()
+        self.origins += piece.origins or ()
         self.finish = piece.finish
 
     @property
@@ -55,6 +58,9 @@ class ShapeOptions:
 
     num_choices: int
     """To each prompt."""
+
+    has_origins: bool = False
+    """Tokens one by one, with the depth at which each was drafted."""
 
 
 class Shape(Protocol):
@@ -105,7 +111,12 @@ class Envelope:
     def is_plain(self) -> bool:
         """Chunks carry nothing beside their text."""
         options = self.options
-        return not (options.has_logprobs or options.has_token_ids or options.has_usage_always)
+        return not (
+            options.has_logprobs
+            or options.has_token_ids
+            or options.has_usage_always
+            or options.has_origins
+        )
 
     def quick_event(self, index: int, entry: dict[str, Any], text: str) -> bytes:
         """An event that differs from the last such one in its text only, as most do.
@@ -155,6 +166,9 @@ class Envelope:
             ids["prompt_token_ids"] = list(state.prompt_token_ids)
         return ids
 
+    def tokens(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"tokens": entries} if self.options.has_origins else {}
+
 
 def _event(document: dict[str, Any]) -> bytes:
     return b"data: " + dump(document) + b"\n\n"
@@ -179,6 +193,7 @@ class CompletionShape:
                     "logprobs": self._logprobs(index, state.logprobs),
                     "finish_reason": state.finish.reason,
                     **self._envelope.ids(state.token_ids, state, is_first=True),
+                    **self._envelope.tokens([token_entry(one) for one in state.origins]),
                 }
             )
         return self._envelope.response(entries, choices)
@@ -194,6 +209,7 @@ class CompletionShape:
             "logprobs": self._logprobs(index, piece.logprobs or ()),
             "finish_reason": piece.finish.reason if piece.finish else None,
             **self._envelope.ids(piece.token_ids, choices[index], is_first=is_first),
+            **self._envelope.tokens([token_entry(one) for one in piece.origins or ()]),
         }
         self._offsets[index] = self._offsets.get(index, 0) + len(piece.text)
         return self._envelope.event(entry, choices)

@@ -94,6 +94,16 @@ class Finish(NamedTuple):
     stats: Stats
 
 
+class TokenOrigin(NamedTuple):
+    """How one token of an answer came."""
+
+    text: str
+    """What is known with it: nothing where it ends inside a character."""
+
+    draft_depth: int
+    """0 for the target's own."""
+
+
 class Piece(NamedTuple):
     """A part of an answer."""
 
@@ -102,6 +112,8 @@ class Piece(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
     finish: Finish | None
+    origins: tuple[TokenOrigin, ...] | None = None
+    """One for each token, when the request asked for them; their texts are the text."""
 
 
 class Refusal(NamedTuple):
