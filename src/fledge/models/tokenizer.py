@@ -115,6 +115,13 @@ class TargetTokenizer:
         }
         return {**parts, "sha256": _hash_json(parts)}
 
+    def backend_json(self) -> str:
+        """The tokenizer as the library behind it stores it: vocabulary, rules, added tokens."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise RequestError("grammars need a fast tokenizer (tokenizer.json); this one is not.")
+        return str(backend.to_str())
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands, with the special tokens the target starts texts with."""
         return self.encode_all([text], adds_special_tokens=True)[0]
@@ -176,14 +183,27 @@ class TargetTokenizer:
         pairs = zip(encoded["offset_mapping"], encoded["assistant_masks"], strict=True)
         return [(start, stop, bool(is_marked)) for (start, stop), is_marked in pairs]
 
-    def decode(self, token_ids: Sequence[int], *, keeps_special_tokens: bool = False) -> str:
-        """Text of the ids, special tokens left out unless they are asked for."""
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keeps_special_tokens: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> str:
+        """Text of the ids, special tokens left out unless all or these are asked for."""
+        if shown:
+            hidden = self._special_ids - shown
+            token_ids = [token_id for token_id in token_ids if token_id not in hidden]
         text = self._tokenizer.decode(
             list(token_ids),
-            skip_special_tokens=not keeps_special_tokens,
+            skip_special_tokens=not (keeps_special_tokens or shown),
             clean_up_tokenization_spaces=False,
         )
         return str(text)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special_tokens.values())
 
     @property
     def _templates(self) -> dict[str, str]:
