@@ -207,14 +207,15 @@ def _try_children(
     probs_BV = torch.zeros_like(logits_BV, dtype=torch.float64)
     for rows, scores_SV in processed_portions(logits_BV, batch):
         probs_BV[rows.rows_S] = scores_SV.softmax(dim=-1)
-    is_child_BN = (tree.parents_BN == node_B[:, None]) & real_BN
+    # Drafts that nobody may enter have no token.
+    is_child_BN = (tree.parents_BN == node_B[:, None]) & real_BN & (tree.tokens_BN >= 0)
     is_child_BN[:, 0] = False
     coins_BN = uniform(batch.seed_B, position_B, tree.max_size, _COIN_STREAM)
     accepted_B = torch.zeros_like(node_B)
     children_first_BN = is_child_BN.int().argsort(dim=1, descending=True, stable=True)
     for rank in range(int(is_child_BN.sum(dim=1).max())):
         node_B1 = children_first_BN[:, rank : rank + 1]
-        draft_B1 = tree.tokens_BN.gather(1, node_B1)
+        draft_B1 = tree.tokens_BN.gather(1, node_B1).clamp(min=0)
         is_tried_B = is_child_BN.gather(1, node_B1)[:, 0] & (accepted_B == 0)
         coin_B1, prob_B1 = coins_BN.gather(1, node_B1), probs_BV.gather(1, draft_B1)
         is_taken_B = is_tried_B & (coin_B1 < prob_B1)[:, 0]
