@@ -10,6 +10,7 @@ Without a head every tree is a root and the same cycle is plain decoding.
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from functools import partial
 from pathlib import Path
 
 from fledge.contracts.errors import RequestError
@@ -20,6 +21,7 @@ from fledge.contracts.settings import EngineSettings
 from fledge.engine.controller import make_controller
 from fledge.engine.cycle import Cycle
 from fledge.engine.drafter import Drafter, HeadDrafter, NoDrafter
+from fledge.engine.grammar import GrammarCompiler
 from fledge.engine.memory import make_cache
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.request import Prompt, Request, RequestMaker
@@ -70,6 +72,7 @@ class Engine:
         )
         self._requests = RequestMaker(target, self._cache.capacity)
         self._counts = TokenCounts(target.vocab_size, target.device)
+        self.grammars = GrammarCompiler(target.tokenizer, target.vocab_size, target.eos_token_ids)
         self._cycle = Cycle(
             cache=self._cache,
             scheduler=self._scheduler,
@@ -163,12 +166,18 @@ class Engine:
 
         Higher priorities go first; clients of equal priority take turns by tokens served.
         """
-        tokenizer = self.target.tokenizer
+        tokenizer, params = self.target.tokenizer, request.params
+        detokenizer = None
+        if tokenizer is not None:
+            decode = partial(tokenizer.decode, shown=frozenset(params.shown_token_ids))
+            detokenizer = Detokenizer(decode)
+        grammar = self.grammars.start(params.grammar) if params.grammar is not None else None
         self._num_added += 1
         seq = Sequence(
             request,
             self._counts,
-            Detokenizer(tokenizer.decode) if tokenizer else None,
+            detokenizer,
+            grammar=grammar,
             priority=priority,
             client=client,
             arrival=self._num_added,

@@ -25,6 +25,7 @@ from fledge.contracts.outputs import TokenLogprobs
 from fledge.contracts.settings import AcceptRule
 from fledge.engine.cache import PagedCache
 from fledge.engine.drafter import Drafter
+from fledge.engine.grammar_masks import PassMasks, begin_masks
 from fledge.engine.scheduler import StepPlan
 from fledge.engine.sequence import Sequence
 from fledge.models.target import Target
@@ -83,6 +84,7 @@ class Verifier:
         walkers = [seq for seq, _ in chunks[: len(decoding) + len(plan.finishing)]]
         num_decode_rows = len(decoding) + (trees.num_drafts if trees is not None else 0)
         packed = self._pack(chunks, len(decoding), trees)
+        masks = begin_masks(walkers, trees)
         output = self._target.forward(
             packed,
             self._cache.target_memory,
@@ -101,7 +103,7 @@ class Verifier:
         # Rows of logits behind the decoding ones belong to the requests that finish reading.
         ends = num_decode_rows + torch.arange(len(plan.finishing), device=self._device)
         rows_BN[len(decoding) :] = ends[:, None]
-        walk = self._choose(walkers, output.logits_RV, rows_BN, all_trees)
+        walk = self._choose(walkers, output.logits_RV, rows_BN, all_trees, masks)
         if trees is not None:
             self._compact(packed, walk, len(plan.drafting))
             self._observe(trees, walk, len(plan.drafting))
@@ -148,11 +150,20 @@ class Verifier:
         return torch.tensor(rows or [0], device=self._device)
 
     def _choose(
-        self, walkers: list[Sequence], logits_RV: Tensor, rows_BN: Tensor, trees: TreeBatch
+        self,
+        walkers: list[Sequence],
+        logits_RV: Tensor,
+        rows_BN: Tensor,
+        trees: TreeBatch,
+        masks: PassMasks | None,
     ) -> Walk:
         sampling = self._sampling_of(walkers)
+        if masks is not None:
+            trees = masks.apply(
+                logits_RV, rows_BN, trees, keeps_raw=sampling.batch.asking_A is not None
+            )
         positions_B = torch.tensor([len(seq.output_ids) for seq in walkers], device=self._device)
-        return self._walk(
+        walk = self._walk(
             logits_RV,
             rows_BN,
             trees,
@@ -161,6 +172,9 @@ class Verifier:
             sampling.rules,
             max_depth=trees.max_depth,
         )
+        if masks is not None:
+            walk = masks.with_raw_logprobs(walk, logits_RV, rows_BN, sampling.batch)
+        return walk
 
     def _sampling_of(self, walkers: list[Sequence]) -> Sampling:
         known = self._sampling
@@ -217,6 +231,8 @@ class Verifier:
         chunks = [1] * plan.num_decoding + [chunk for _, chunk in plan.finishing]
         num_emitted = 0
         for i, seq in enumerate(walkers):
+            if seq.error is not None:  # its grammar cannot be followed
+                continue
             if failed[i]:
                 self._fail(seq, had_drafts=i < len(plan.drafting))
                 continue
