@@ -1,6 +1,5 @@
 """`export_head`: a head in the format of another engine, whole or not at all."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,10 +7,11 @@ from fledge.contracts.dialects import DIALECTS, Dialect
 from fledge.contracts.errors import ArtifactError, ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.tuned_settings import TunedSettings
-from fledge.interop.serve_commands import vllm_command
+from fledge.interop.formats import FORMATS
+from fledge.interop.readme import readme_text
+from fledge.interop.serve_commands import setting_notes
 from fledge.interop.target_facts import TargetFacts, check_belongs, read_target_facts
-from fledge.interop.vllm_export import check_vllm, write_vllm
-from fledge.models.head import Eagle3Head
+from fledge.interop.verify import verify_export
 from fledge.models.head_files import load_head
 from fledge.store.cache_publish import publish_directory
 
@@ -35,20 +35,6 @@ class ExportReport:
     """What `verify` read back and found right."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Format:
-    """How one engine's format is checked and written."""
-
-    check: Callable[[Eagle3Head, TargetFacts | None], None]
-    write: Callable[[Eagle3Head, Path, TargetFacts | None], None]
-    command: Callable[[str | None, str, TunedSettings | None], str]
-
-
-_FORMATS: dict[Dialect, _Format] = {
-    "vllm": _Format(check=check_vllm, write=write_vllm, command=vllm_command),
-}
-
-
 def export_head(
     head: str | Path,
     out: Path,
@@ -60,24 +46,42 @@ def export_head(
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write a head as another engine reads it; refuses what that engine would misread."""
-    if to not in _FORMATS:
+    if to not in FORMATS:
         raise ConfigError(f"the format is {to!r}; it must be one of {', '.join(DIALECTS)}.")
-    form = _FORMATS[to]
+    form = FORMATS[to]
     loaded = load_head(Path(head))
     facts = None if target is None else read_target_facts(target, progress=progress)
     if facts is not None:
         check_belongs(loaded.config, facts)
     form.check(loaded, facts)
+    notes = _notes(to, tuned, facts)
+    place = None if facts is None else facts.place
+    command = form.command(place, str(out), tuned, loaded.config)
+    checks: tuple[str, ...] = ()
     _refuse_existing(out)
     with publish_directory(out) as staging:
-        form.write(loaded, staging, facts)
+        form.write(loaded, staging, facts, tuned)
+        text = readme_text(loaded, facts, to, commands=(command,), notes=notes)
+        (staging / "README.md").write_text(text, encoding="utf-8")
+        if verify:
+            checks = verify_export(loaded, staging, facts, form.read)
+        # Publishing replaces what has come to be there while the weights were written.
         _refuse_existing(out)
     return ExportReport(
         directory=out,
         to=to,
         files=tuple(sorted(path.name for path in out.iterdir())),
-        serve_command=form.command(target, str(out), tuned),
+        serve_command=command,
+        notes=notes,
+        checks=checks,
     )
+
+
+def _notes(to: Dialect, tuned: TunedSettings | None, target: TargetFacts | None) -> tuple[str, ...]:
+    notes = setting_notes(to, tuned)
+    if target is None:
+        notes += ("no target was named, so that layers and sizes were not compared with one.",)
+    return notes
 
 
 def _refuse_existing(out: Path) -> None:

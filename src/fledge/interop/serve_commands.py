@@ -1,14 +1,17 @@
 """The command that serves an exported head, with our settings in the engine's own counting.
 
 fledge counts drafted nodes without the root. vLLM and llama.cpp count the drafts of a chain, also
-without it; SGLang's number of draft tokens includes the root.
+without it; SGLang's and EAGLE's number of draft tokens includes the root, and EAGLE's depth is one
+less than ours.
 """
 
 import json
 import shlex
+from collections.abc import Mapping
 
 from fledge.contracts.settings import TreeSettings
 from fledge.contracts.tuned_settings import TunedSettings
+from fledge.models.head_config import HeadConfig
 
 TARGET_PLACE = "TARGET"
 """Stands in commands where no target was named."""
@@ -16,30 +19,79 @@ TARGET_PLACE = "TARGET"
 _DEFAULT_CHAIN = 3
 
 
-def vllm_command(target: str | None, head: str, tuned: TunedSettings | None) -> str:
+def chain_of(tuned: TunedSettings | None) -> int:
+    """Drafted tokens of a chain, root not counted."""
+    return _DEFAULT_CHAIN if tuned is None else tuned.chain
+
+
+def tree_of(tuned: TunedSettings | None) -> TreeSettings:
+    if tuned is not None:
+        return tuned.tree
+    return TreeSettings(depth=_DEFAULT_CHAIN, width=1, budget=_DEFAULT_CHAIN)
+
+
+def vllm_command(
+    target: str | None, head: str, tuned: TunedSettings | None, config: HeadConfig
+) -> str:
     """vLLM drafts chains only: the tuned chain, or the depth of the tuned tree."""
     speculative = {"method": "eagle3", "model": head, "num_speculative_tokens": chain_of(tuned)}
     words = ["vllm", "serve", target or TARGET_PLACE]
     return shlex.join([*words, "--speculative-config", json.dumps(speculative)])
 
 
-def chain_of(tuned: TunedSettings | None) -> int:
-    """Drafted tokens of a chain, root not counted."""
-    return _DEFAULT_CHAIN if tuned is None else tuned.chain
-
-
-def sglang_command(target: str | None, head: str, tuned: TunedSettings | None) -> str:
+def sglang_command(
+    target: str | None, head: str, tuned: TunedSettings | None, config: HeadConfig
+) -> str:
     """SGLang drafts trees; its steps are our depth, its draft tokens our nodes and the root."""
-    tree = TreeSettings(depth=_DEFAULT_CHAIN, width=1, budget=_DEFAULT_CHAIN)
-    if tuned is not None:
-        tree = tuned.tree
+    tree = tree_of(tuned)
     options = {
         "--model-path": target or TARGET_PLACE,
         "--speculative-algorithm": "EAGLE3",
         "--speculative-draft-model-path": head,
         "--speculative-num-steps": tree.depth,
         "--speculative-eagle-topk": tree.width,
-        "--speculative-num-draft-tokens": tree.num_nodes + 1,
+        "--speculative-num-draft-tokens": sglang_draft_tokens(tree),
     }
-    words = ["python", "-m", "sglang.launch_server"]
+    if config.sliding_window is not None:
+        # SGLang does not count the token itself, we do.
+        options["--speculative-draft-window-size"] = config.sliding_window - 1
+    return _join(["python", "-m", "sglang.launch_server"], options)
+
+
+def sglang_draft_tokens(tree: TreeSettings) -> int:
+    """Nodes of a tree with its root; a chain has one for each step."""
+    return (tree.depth if tree.width == 1 else tree.num_nodes) + 1
+
+
+def eagle_command(
+    target: str | None, head: str, tuned: TunedSettings | None, config: HeadConfig
+) -> str:
+    options = {
+        "--base-model-path": target or TARGET_PLACE,
+        "--ea-model-path": head,
+        "--total-token": tree_of(tuned).num_nodes + 1,
+    }
+    return _join(["python", "-m", "eagle.application.webui"], options)
+
+
+def _join(words: list[str], options: Mapping[str, object]) -> str:
     return shlex.join([*words, *(str(word) for pair in options.items() for word in pair)])
+
+
+def setting_notes(to: str, tuned: TunedSettings | None) -> tuple[str, ...]:
+    """How our settings were translated, and what could not be."""
+    if tuned is None:
+        return ("no tuned settings were given: a chain of 3 drafted tokens, to start from.",)
+    tree, chain = tuned.tree, tuned.chain
+    shape = f"depth {tree.depth}, width {tree.width}, {tree.num_nodes} drafted nodes"
+    if to in ("vllm", "speculators", "gguf"):
+        return (f"this engine drafts chains only: {chain} drafted tokens, from our {shape}.",)
+    if to == "sglang":
+        tokens = sglang_draft_tokens(tree)
+        return (f"our {shape}; SGLang counts the root too: {tokens} draft tokens.",)
+    if to == "eagle":
+        return (
+            f"our {shape}; EAGLE counts the root in total_token, and depth from 0: pass depth="
+            f"{tree.depth - 1}, top_k={tree.width} to EaModel.from_pretrained.",
+        )
+    return (f"our {shape}; set num_assistant_tokens={chain} in the generation config.",)

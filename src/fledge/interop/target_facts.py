@@ -20,10 +20,20 @@ class TargetFacts:
 
     directory: Path
     model_type: str
+    model_types: frozenset[str]
+    """Of the whole model and of its text part, which differ where a model also sees or hears."""
+
     architectures: tuple[str, ...]
     num_layers: int
     hidden_size: int
     vocab_size: int
+
+    @property
+    def place(self) -> str:
+        """Where other engines find it: as typed, or the directory that was made from it."""
+        path = Path(self.name).expanduser()
+        is_hub_id = "/" in self.name and not path.exists()
+        return self.name if is_hub_id or path.is_dir() else str(self.directory)
 
 
 def read_target_facts(name: str, *, progress: Progress | None = None) -> TargetFacts:
@@ -36,7 +46,8 @@ def read_target_facts(name: str, *, progress: Progress | None = None) -> TargetF
         return TargetFacts(
             name=name,
             directory=directory,
-            model_type=str(text.get("model_type") or data["model_type"]),
+            model_type=str(data["model_type"]),
+            model_types=frozenset({data["model_type"], text.get("model_type", data["model_type"])}),
             architectures=tuple(data.get("architectures") or ()),
             num_layers=int(text["num_hidden_layers"]),
             hidden_size=int(text["hidden_size"]),

@@ -1,20 +1,19 @@
 """A head for vLLM: safetensors, un-prefixed names, layer ids at the top level of config.json."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from fledge.interop.checkpoint_files import write_checkpoint
 from fledge.interop.public_tensors import public_tensors
 from fledge.interop.taps import check_ascending, known_taps
 from fledge.interop.target_facts import TargetFacts, has_default_taps
 from fledge.models.head import Eagle3Head
 from fledge.models.head_dialects import config_to_json
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_OUTPUT_BIAS = "midlayer.self_attn.o_proj.bias"
 
 
 def check_vllm(head: Eagle3Head, target: TargetFacts | None) -> None:
@@ -23,8 +22,11 @@ def check_vllm(head: Eagle3Head, target: TargetFacts | None) -> None:
 
 
 def write_vllm(head: Eagle3Head, directory: Path, target: TargetFacts | None) -> None:
-    write_config(flat_config(head, target), directory)
-    write_weights(public_tensors(head), directory)
+    tensors = public_tensors(head)
+    if head.config.attention_bias and not head.config.output_bias:
+        # vLLM makes room for this one too and leaves it at random where the file has none.
+        tensors[_OUTPUT_BIAS] = torch.zeros(head.config.hidden_size, dtype=head.fc.weight.dtype)
+    write_checkpoint(flat_config(head, target), tensors, directory)
 
 
 def flat_config(head: Eagle3Head, target: TargetFacts | None) -> dict[str, Any]:
@@ -35,13 +37,3 @@ def flat_config(head: Eagle3Head, target: TargetFacts | None) -> dict[str, Any]:
         data.pop(LAYER_IDS, None)
         data["eagle_config"].pop(LAYER_IDS, None)
     return data
-
-
-def write_config(data: dict[str, Any], directory: Path) -> None:
-    (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def write_weights(tensors: dict[str, torch.Tensor], directory: Path) -> None:
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    # The writer makes its file private, unlike every other file here.
-    (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)

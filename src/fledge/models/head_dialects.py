@@ -13,12 +13,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.models.head_config import NUM_DEFAULT_TAPS, HeadConfig
+from fledge.models.nested_layer import fill_defaults
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "transformer_layer_config"
 _ROPE_KEYS = ("rope_type", "type", "rope_theta")
 _ROPE_TYPES = ("default", *sorted(ROPE_INIT_FUNCTIONS))
 _DEFAULT_ROPE_THETA = 10000.0
+_DEFAULT_NORM_EPS = 1e-6  # of Llama's config class, with which the engines read the file
 _ACTIVATION = "silu"
 _QWEN3 = "Qwen3ForCausalLM"
 _EAGLE_FLAGS = {
@@ -79,6 +81,10 @@ class _Fields:
         values = self._checked(key, _is_object, "an object")
         return _Fields(values, self._where, f"{self._prefix}{key}.")
 
+    def mapped(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> "_Fields":
+        """The same object with other values, still called by its own name in errors."""
+        return _Fields(change(self.values), self._where, self._prefix)
+
     def _checked(self, key: str, fits: Callable[[Any], bool], need: str) -> Any:
         value = self.values.get(key)
         if not fits(value):
@@ -124,7 +130,7 @@ def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
     """Read either dialect; `where` names the file in errors."""
     top = _Fields(data, where)
     is_nested = _NESTED in data
-    layer = top.object(_NESTED) if is_nested else top
+    layer = top.object(_NESTED).mapped(fill_defaults) if is_nested else top
     eagle = top.object("eagle_config")
     _check_architecture(layer, where)
     _check_variant(top, eagle, where)
@@ -143,7 +149,7 @@ def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
             head_dim=layer.size("head_dim", hidden_size // num_heads),
             vocab_size=vocab_size,
             draft_vocab_size=top.size("draft_vocab_size", vocab_size),
-            rms_norm_eps=layer.number("rms_norm_eps", 1e-5),
+            rms_norm_eps=layer.number("rms_norm_eps", _DEFAULT_NORM_EPS),
             max_position_embeddings=layer.size("max_position_embeddings", 2048),
             rope_theta=theta,
             rope_scaling=scaling,
