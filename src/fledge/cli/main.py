@@ -30,6 +30,7 @@ VERBS = (
     "capture",
     "train",
     "sweep",
+    "select",
     "serve",
     "doctor",
 )

@@ -11,6 +11,7 @@ from fledge.contracts.data_settings import (
     RegenerateSettings,
     TokenizeSettings,
 )
+from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.sweep_settings import SweepSettings
 from fledge.contracts.toml_settings import override, read_settings, read_toml
@@ -29,6 +30,7 @@ class Recipe:
     tokenize: TokenizeSettings = field(default_factory=TokenizeSettings)
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    select: SelectSettings = field(default_factory=SelectSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     sweep: SweepSettings | None = None
 

@@ -92,7 +92,8 @@ def make_own_answers(
 ) -> dict[str, Sequence[str]]:
     """Answers to all turns before the last; those `known` are not made again.
 
-    `keep` is told of each conversation when it is complete.
+    `keep` is told of each conversation when it is complete. One that outgrows the target's context
+    has none.
     """
     found = dict(known or {})
     missing = [one for one in prompts if len(one.turns) > 1 and prompt_name(one) not in found]
@@ -108,20 +109,21 @@ def _converse(
 ) -> dict[str, list[str]]:
     """Several conversations at once, turn by turn, up to their last turn."""
     answers: dict[str, list[str]] = {prompt_name(prompt): [] for prompt in prompts}
+    room = engine.target.context_len - options.max_tokens
     for turn in range(max(len(prompt.turns) for prompt in prompts) - 1):
-        asked = [prompt for prompt in prompts if turn < len(prompt.turns) - 1]
-        questions = [
-            Question(
-                prompt=prompt,
-                turn=turn,
-                token_ids=encode_turn(engine.target, prompt, answers[prompt_name(prompt)]),
-            )
-            for prompt in asked
-        ]
+        questions = []
+        for prompt in prompts:
+            name = prompt_name(prompt)
+            if turn >= len(prompt.turns) - 1 or name not in answers:
+                continue
+            token_ids = encode_turn(engine.target, prompt, answers[name])
+            if len(token_ids) > room:
+                del answers[name]
+            else:
+                questions.append(Question(prompt=prompt, turn=turn, token_ids=token_ids))
         params = [question.params(options) for question in questions]
-        for question, completion in zip(
-            questions, engine.generate([one.token_ids for one in questions], params), strict=True
-        ):
+        completions = engine.generate([one.token_ids for one in questions], params)
+        for question, completion in zip(questions, completions, strict=True):
             answers[prompt_name(question.prompt)].append(completion.text)
     return answers
 

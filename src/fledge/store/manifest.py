@@ -21,6 +21,7 @@ SCHEMA = 1
 
 CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
 FEATURES, HEAD, SWEEP = "features", "head", "sweep"
+SCORECARD = "scorecard"
 """What directories hold."""
 
 _MADE_BY = {
@@ -30,6 +31,7 @@ _MADE_BY = {
     FEATURES: "capture",
     HEAD: "train",
     SWEEP: "sweep",
+    SCORECARD: "select",
 }
 
 
