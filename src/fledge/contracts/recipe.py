@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.data_settings import (
     PrepareSettings,
@@ -31,6 +32,7 @@ class Recipe:
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     select: SelectSettings = field(default_factory=SelectSettings)
+    bench: BenchSettings = field(default_factory=BenchSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     sweep: SweepSettings | None = None
 

@@ -21,6 +21,7 @@ SCHEMA = 1
 
 CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
 FEATURES, HEAD, SWEEP = "features", "head", "sweep"
+BENCH = "bench"
 SCORECARD = "scorecard"
 """What directories hold."""
 
@@ -32,6 +33,7 @@ _MADE_BY = {
     HEAD: "train",
     SWEEP: "sweep",
     SCORECARD: "select",
+    BENCH: "bench",
 }
 
 

@@ -21,27 +21,30 @@ class Endpoint:
     api_key: str | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, typed: str, api_key: str | None = None) -> "Endpoint":
-        """Accepts the address of a server, its /v1, or the address of one of its routes."""
+    def parse(cls, typed: str, api_key: str | None = None, *, option: str = "--url") -> "Endpoint":
+        """Accepts the address of a server, its /v1, or the address of one of its routes.
+
+        `option` is what errors call the place where it was typed.
+        """
         try:
             parts = urlsplit(typed.strip())
             host, port = parts.hostname, parts.port
             httpx.URL(typed.strip())
         except (ValueError, httpx.InvalidURL) as error:
-            raise ConfigError(f"--url {typed!r} is not a URL: {error}.") from error
+            raise ConfigError(f"{option} {typed!r} is not a URL: {error}.") from error
         if parts.username is not None or parts.password is not None:
             # The command line ends up in manifests.
             raise ConfigError(
-                "--url holds a user name or password; leave it out and put the key into an "
+                f"{option} holds a user name or password; leave it out and put the key into an "
                 "environment variable (--api-key-env)."
             )
         has_space = any(character.isspace() for character in typed.strip())
         if parts.scheme not in ("http", "https") or not host or has_space:
             raise ConfigError(
-                f"--url {typed!r} is not a URL; it must be like http://localhost:8000/v1."
+                f"{option} {typed!r} is not a URL; it must be like http://localhost:8000/v1."
             )
         if parts.query or parts.fragment:
-            raise ConfigError(f"--url {typed!r} has a query or a fragment; leave it out.")
+            raise ConfigError(f"{option} {typed!r} has a query or a fragment; leave it out.")
         path = parts.path.rstrip("/")
         for route in _ROUTES:
             path = path.removesuffix(route)
