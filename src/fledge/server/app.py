@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from fledge import __version__
-from fledge.server import batch_routes, file_routes
+from fledge.server import batch_routes, file_routes, web_page
 from fledge.server.api_document import describe
 from fledge.server.api_errors import ApiError, InvalidRequestError, dump, error_body
 from fledge.server.batch_runner import BatchRunner
@@ -60,6 +60,7 @@ def make_app(service: Service) -> ASGIApp:
     app.model_names = service.model_names
     app.state.batch_runner = None
     app.include_router(router)
+    app.include_router(web_page.router)
     app.include_router(file_routes.router)
     app.include_router(batch_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)

@@ -21,8 +21,10 @@ from fledge.server.api_keys import ANYONE, Caller
 from fledge.server.logs import request_log
 from fledge.server.service import Service
 from fledge.server.streamed_body import StreamedBody
+from fledge.server.web_page import PAGE_PATHS
 
 PATHS = (
+    "/",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
@@ -36,9 +38,12 @@ PATHS = (
     "/openapi.json",
 )
 _COLLECTIONS = ("/v1/files", "/v1/batches")
-OPEN_PATHS = frozenset(("/health", "/ready", "/metrics"))
-"""Asked by probes and scrapers, which hold no key, and too often for the log; they tell nothing of
-any prompt."""
+OPEN_PATHS = frozenset(("/health", "/ready", "/metrics")) | PAGE_PATHS
+"""Asked by probes, scrapers and browsers, which hold no key, and too often for the log; they tell
+nothing of any prompt."""
+
+_POLLED_PATH = "/v1/speculation"
+"""Every open page asks once a second."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _OTHER = "other"
@@ -137,7 +142,7 @@ class Gate:
         seconds = time.perf_counter() - passage.started
         label = _label(path)
         self._service.metrics.count_request(label, status, seconds)
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or (path == _POLLED_PATH and status == 200):
             return
         passage.fields |= {"status": status, "seconds": round(seconds, 6)}
         if error is not None:
@@ -195,6 +200,8 @@ class _Passage:
 
 def _label(path: str) -> str:
     """What the figures call a path; ids are left out."""
+    if path in PAGE_PATHS:
+        return "/"
     for known in PATHS:
         if path == known or (known in _COLLECTIONS and path.startswith(f"{known}/")):
             return known
