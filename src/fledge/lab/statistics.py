@@ -5,8 +5,9 @@ prompts that were answered at the same time. Units are drawn anew with replaceme
 one unit (with the head and without it, all repeats) stays together, so the comparison is paired.
 Tasks are strata: each is drawn from its own units.
 
-Few units make bootstrap intervals too short. Two known corrections are applied: the spread of each
-stratum grows by sqrt(n / (n - 1)), and Student's t replaces the normal quantile.
+An interval is the figure plus and minus Student's t times the standard error that the draws show.
+Shares of the draws themselves would make it too short where units are few. For the same reason the
+error of each stratum grows by sqrt(n / (n - 1)).
 
 Legend: R draws, N units, C columns.
 """
@@ -14,7 +15,7 @@ Legend: R draws, N units, C columns.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,32 +77,37 @@ def bootstrap(
         weights_RN = source.multinomial(count, np.full(count, 1 / count), size=draws)
         drawn_R = statistic(weights_RN @ units_NC)
         deviations_R += (drawn_R - own) * math.sqrt(count / (count - 1))
-    drawn_R = value + deviations_R / len(strata)
-    freedom = sum(counts) - len(counts)
-    tail = NormalDist().cdf(-t_quantile(0.5 + confidence / 2, freedom))
-    low, high = np.quantile(drawn_R, [tail, 1 - tail])
-    return Interval(value=value, low=float(low), high=float(high), num_units=sum(counts))
+    error = float(np.sqrt(np.mean(deviations_R**2))) / len(strata)
+    reach = error * t_quantile(0.5 + confidence / 2, sum(counts) - len(counts))
+    return Interval(value=value, low=value - reach, high=value + reach, num_units=sum(counts))
 
 
 def mean_interval(
-    values: Sequence[float], *, seed: int = 0, confidence: float = CONFIDENCE
+    values: Sequence[float],
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+    confidence: float = CONFIDENCE,
 ) -> Interval:
     """The mean of independent values."""
     units_NC = np.array([[value, 1.0] for value in values])
-    return bootstrap(
-        [units_NC], lambda sums_RC: sums_RC[:, 0] / sums_RC[:, 1], seed=seed, confidence=confidence
-    )
+    return bootstrap([units_NC], _mean, seed=seed, draws=draws, confidence=confidence)
+
+
+def _mean(sums_RC: Array) -> Array:
+    return sums_RC[:, 0] / sums_RC[:, 1]
 
 
 def ratio_interval(
     pairs: Mapping[str, Sequence[tuple[float, float, float, float]]],
     *,
     seed: int = 0,
+    draws: int = DRAWS,
     confidence: float = CONFIDENCE,
 ) -> Interval:
     """A speed-up averaged over tasks: (amount, seconds) with, then (amount, seconds) without."""
     strata = [np.array(units, dtype=float) for units in pairs.values()]
-    return bootstrap(strata, rate_ratio, seed=seed, confidence=confidence)
+    return bootstrap(strata, rate_ratio, seed=seed, draws=draws, confidence=confidence)
 
 
 def rate_ratio(sums_RC: Array) -> Array:
@@ -127,6 +133,7 @@ def percentiles(
     return {f"p{share * 100:g}": percentile(values, share) for share in shares}
 
 
+@lru_cache
 def t_quantile(share: float, freedom: int) -> float:
     """Quantile of Student's t, for shares above one half.
 

@@ -1,5 +1,6 @@
 """One row of a suite's file to one prompt; the columns say which benchmark it is of."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -56,9 +57,11 @@ def read_row(row: Any, *, place: str, default_task: str) -> Prompt:
 def _check_columns(row: Mapping[str, Any]) -> None:
     unknown = [str(name) for name in row if name not in COLUMNS]
     if unknown:
+        near = difflib.get_close_matches(unknown[0], sorted(COLUMNS), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(COLUMNS))}."
         raise RowError(
-            f"it has the unknown column {unknown[0]!r}; known are {', '.join(sorted(COLUMNS))}, "
-            "and `meta` for whatever is not meant for fledge"
+            f"it has the unknown column {unknown[0]!r}; {hint} What is not meant for fledge may "
+            "stand in `meta`"
         )
     texts = [name for name in TEXT_COLUMNS if name in row]
     if not texts:
