@@ -7,7 +7,7 @@ from fledge.contracts.dialects import DIALECTS, Dialect
 from fledge.contracts.errors import ArtifactError, ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.tuned_settings import TunedSettings
-from fledge.interop.formats import FORMATS
+from fledge.interop.formats import FORMATS, ExportJob
 from fledge.interop.readme import readme_text
 from fledge.interop.serve_commands import setting_notes
 from fledge.interop.target_facts import TargetFacts, check_belongs, read_target_facts
@@ -55,12 +55,12 @@ def export_head(
         check_belongs(loaded.config, facts)
     form.check(loaded, facts)
     notes = _notes(to, tuned, facts)
-    place = None if facts is None else facts.place
-    command = form.command(place, str(out), tuned, loaded.config)
+    command = form.command(_place(to, facts), str(out), tuned, loaded.config)
+    job = ExportJob(target=facts, tuned=tuned, progress=progress)
     checks: tuple[str, ...] = ()
     _refuse_existing(out)
     with publish_directory(out) as staging:
-        form.write(loaded, staging, facts, tuned)
+        form.write(loaded, staging, job)
         text = readme_text(loaded, facts, to, commands=(command,), notes=notes)
         (staging / "README.md").write_text(text, encoding="utf-8")
         if verify:
@@ -75,6 +75,13 @@ def export_head(
         notes=notes,
         checks=checks,
     )
+
+
+def _place(to: Dialect, target: TargetFacts | None) -> str | None:
+    """Where the engine finds the target; llama.cpp takes the file that was typed."""
+    if target is None:
+        return None
+    return target.name if to == "gguf" else target.place
 
 
 def _notes(to: Dialect, tuned: TunedSettings | None, target: TargetFacts | None) -> tuple[str, ...]:

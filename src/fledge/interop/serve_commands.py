@@ -74,6 +74,20 @@ def eagle_command(
     return _join(["python", "-m", "eagle.application.webui"], options)
 
 
+def llamacpp_command(
+    target: str | None, head: str, tuned: TunedSettings | None, config: HeadConfig
+) -> str:
+    """llama.cpp drafts chains; `target` is a GGUF file, else it lies beside the head's file."""
+    is_file = target is not None and target.lower().endswith(".gguf")
+    options = {
+        "--model": target if is_file else f"{head}/target.gguf",
+        "--spec-type": "draft-eagle3",
+        "--model-draft": f"{head}/head.gguf",
+        "--spec-draft-n-max": chain_of(tuned),
+    }
+    return _join(["llama-server"], options)
+
+
 def _join(words: list[str], options: Mapping[str, object]) -> str:
     return shlex.join([*words, *(str(word) for pair in options.items() for word in pair)])
 

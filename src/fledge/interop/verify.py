@@ -11,9 +11,9 @@ from fledge.interop.engine_view import EngineView
 from fledge.interop.taps import known_taps
 from fledge.interop.target_facts import TargetFacts
 from fledge.models.head import Eagle3Head
-from fledge.models.head_config import default_taps
+from fledge.models.head_config import HeadConfig, default_taps
 
-Reader = Callable[[Path, TargetFacts | None], EngineView]
+Reader = Callable[[Path, TargetFacts | None, HeadConfig], EngineView]
 
 _NUM_TOKENS, _NUM_STEPS = 6, 3
 
@@ -22,7 +22,7 @@ def verify_export(
     head: Eagle3Head, directory: Path, target: TargetFacts | None, read: Reader
 ) -> tuple[str, ...]:
     """Compare what the engine would run with what was exported; returns what was found equal."""
-    view = read(directory, target)
+    view = read(directory, target, head.config)
     ours, theirs = known_taps(head.config, target), view.taps
     if theirs is None and target is not None:
         theirs = default_taps(target.num_layers)

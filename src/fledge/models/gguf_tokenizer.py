@@ -59,6 +59,21 @@ _COMPOSED = frozenset({"qwen2"})
 """Vocabularies made from text in Unicode's composed form (NFC)."""
 
 
+CUTS = ("gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "tekken")
+"""One name for each way of cutting that is known, as GGUF files spell it."""
+
+
+def build_cut(name: str) -> Tokenizer:
+    """A tokenizer without a vocabulary that cuts text in a known way."""
+    return build_byte_level(
+        [],
+        [],
+        split=_SPLITS.get(name),
+        splits_digits=name in _DIGITS_SPLIT,
+        composes_characters=name in _COMPOSED,
+    )
+
+
 def build_tokenizer(source: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a GGUF file; refuses a kind it cannot rebuild exactly."""
     header = read_gguf_header(source, _ARRAYS)
@@ -126,7 +141,10 @@ class _Vocabulary:
         )
 
     def _merges(self) -> list[tuple[str, str]]:
-        return [tuple(text.split(" ", 1)) for text in self._list("merges")]
+        known = set(self.pieces)
+        pairs = (text.partition(" ")[::2] for text in self._list("merges"))
+        # A file must have a merge, so that one without any has one that can never be made.
+        return [(left, right) for left, right in pairs if left + right in known]
 
     def _build_byte_level(self) -> Tokenizer:
         cut = str(self._fields.get("pre", "default"))

@@ -192,3 +192,27 @@ def _is_usable(directory: Path, source: Source) -> bool:
 
 def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+
+
+def copy_gguf(
+    name: str,
+    place: Path,
+    *,
+    progress: Progress | None = None,
+    catalogue: Mapping[str, Alias] = CATALOGUE,
+    cache_dir: Path | None = None,
+) -> bool:
+    """Fetch the GGUF file that a built-in target is made of; False where it is made of none."""
+    alias = catalogue.get(name.strip().lower())
+    if alias is None or alias.payload_format != "gguf":
+        return False
+    shown = progress or SilentProgress()
+    layout = CacheLayout(cache_dir or default_cache_dir())
+    downloads = layout.downloads(alias.key)
+    with (
+        hold_lock(layout.lock(alias.key), what=alias.name, progress=shown),
+        translated_disk_errors(layout.root, alias.payload_bytes),
+    ):
+        shutil.copyfile(_fetch_payload(alias, downloads, shown), place)
+        shutil.rmtree(downloads, ignore_errors=True)
+    return True
