@@ -20,7 +20,7 @@ import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts import provenance
-from fledge.engine.drafter import HeadDrafter
+from fledge.engine.head_drafter import HeadDrafter
 from fledge.testing import target_of, tiny_head, tiny_model
 
 

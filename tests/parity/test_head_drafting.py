@@ -17,7 +17,7 @@ from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine import drafter as drafter_module
 from fledge.engine.calibration import Calibration
 from fledge.engine.draft_plan import DraftPlan
-from fledge.engine.drafter import HeadDrafter
+from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.models.head_files import save_head
 from fledge.ops.tree import Candidates, TreeBatch

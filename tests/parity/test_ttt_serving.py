@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine.draft_plan import DraftPlan
-from fledge.engine.drafter import HeadDrafter
+from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows

@@ -9,6 +9,8 @@ AcceptRule = Literal["gumbel", "rejection"]
 ACCEPT_RULES: tuple[AcceptRule, ...] = ("gumbel", "rejection")
 ControllerName = Literal["adaptive", "fixed"]
 CONTROLLERS: tuple[ControllerName, ...] = ("adaptive", "fixed")
+GraphsChoice = Literal["auto", "on", "off"]
+GRAPHS: tuple[GraphsChoice, ...] = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,10 @@ class EngineSettings:
     block_size: int = 16
     """Tokens per block of cache memory."""
 
+    graphs: GraphsChoice = "auto"
+    """Decoding cycles that run ahead of the host, as captured graphs on CUDA: `auto` there and not
+    on a CPU, `on` everywhere (uncaptured on a CPU), `off` nowhere."""
+
     def __post_init__(self) -> None:
         if self.accept not in ACCEPT_RULES:
             raise ConfigError(f"accept is {self.accept!r}; it must be one of {ACCEPT_RULES}.")
@@ -81,6 +87,8 @@ class EngineSettings:
             raise ConfigError(
                 f"controller is {self.controller!r}; it must be one of {CONTROLLERS}."
             )
+        if self.graphs not in GRAPHS:
+            raise ConfigError(f"graphs is {self.graphs!r}; it must be one of {GRAPHS}.")
         for name in ("max_requests", "max_pass_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")

@@ -21,6 +21,7 @@ from fledge.engine.prefix import PrefixNode
 from fledge.engine.sequence import Sequence
 from fledge.ops.kv import KVGroups, KVPool
 from fledge.ops.paged import BlockTables
+from fledge.ops.staging import send
 
 
 class PagedCache:
@@ -43,12 +44,13 @@ class PagedCache:
         self._num_blocks_of = dict(num_blocks)
         self.shares_prefixes = shares_prefixes
         self._head_window = head_window
-        num_slots = {window: count * block_size for window, count in num_blocks.items()}
+        # One block more than there are to hand out: what the spare row shows.
+        num_slots = {window: (count + 1) * block_size for window, count in num_blocks.items()}
         self.target_memory = KVGroups({window: num_slots[window] for window in target_windows})
         self.head_memory = KVPool(num_slots.get(head_window, 0))
         width = -(-max_tokens // block_size)
         self._tables = {
-            window: torch.full((max_requests, width), NOT_THERE, device=device)
+            window: torch.full((max_requests + 1, width), NOT_THERE, device=device)
             for window in num_blocks
         }
         self.reset()
@@ -59,10 +61,20 @@ class PagedCache:
             window: BlockPool(count, window) for window, count in self._num_blocks_of.items()
         }
         self._known = KnownPrefixes(self._pools, self.block_size, self._head_window)
-        for table in self._tables.values():
+        for window, table in self._tables.items():
             table.fill_(NOT_THERE)
-        max_requests = next(iter(self._tables.values())).shape[0]
-        self._free_rows = list(reversed(range(max_requests)))
+            table[self.spare_row] = self._num_blocks_of[window]
+        self._free_rows = list(reversed(range(self.spare_row)))
+
+    @property
+    def spare_row(self) -> int:
+        """A row of the tables for nobody: whatever is written there is never read."""
+        return next(iter(self._tables.values())).shape[0] - 1
+
+    @property
+    def all_tables(self) -> BlockTables:
+        """The tables by row; they stay where they are for as long as the cache lives."""
+        return BlockTables(self.block_size, self._tables)
 
     @property
     def capacity(self) -> int | None:
@@ -117,8 +129,7 @@ class PagedCache:
         return max(pool.num_kept for pool in self._pools.values()) * self.block_size
 
     def tables(self, sequences: Many[Sequence]) -> BlockTables:
-        rows_B = torch.tensor([seq.row for seq in sequences], device=self._device)
-        return BlockTables(self.block_size, self._tables)[rows_B]
+        return self.all_tables[send([seq.row for seq in sequences], self._device)]
 
     @property
     def _device(self) -> torch.device:
@@ -230,8 +241,7 @@ class PagedCache:
 
     def _write_table(self, seq: Sequence, first: int) -> None:
         for window, blocks in seq.blocks.items():
-            row = torch.tensor(blocks[first:], dtype=torch.long, device=self._device)
-            self._tables[window][seq.row, first : len(blocks)] = row
+            self._tables[window][seq.row, first : len(blocks)] = send(blocks[first:], self._device)
 
     def free_behind_windows(self, seq: Sequence) -> None:
         """Let go of blocks in which every position is older than any window still sees."""

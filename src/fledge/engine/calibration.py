@@ -71,6 +71,15 @@ class Calibration:
 
     def observe(self, tree: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
         """Count the children of all nodes that the walks visited, and which were accepted."""
+        self.tally(tree, walk, sampled_B)
+        self.count_cycle()
+
+    def count_cycle(self) -> None:
+        """A cycle was tallied, now or by a graph that was replayed."""
+        self._num_cycles += 1
+
+    def tally(self, tree: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
+        """What `observe` does on the device."""
         num_levels = walk.nodes_BL.shape[1]
         level_L = torch.arange(num_levels, device=walk.nodes_BL.device)
         visited_BL = level_L < walk.lengths_B[:, None]
@@ -84,7 +93,6 @@ class Calibration:
         is_visited_BNL = (walk.nodes_BL[:, None, :] == index_BN[:, None]) & visited_BL[:, None, :]
         accepted_BN = tried_BN & is_visited_BNL.any(dim=2)
         self._count(tree.logprobs_BN, depth_BN, sampled_B, torch.stack([tried_BN, accepted_BN]))
-        self._num_cycles += 1
 
     def refresh(self) -> None:
         """Take in what was counted and redraw the maps."""

@@ -1,15 +1,20 @@
 """One turn of the engine: who runs, how much is drafted, draft, verify, commit, let go."""
 
 import time
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
+from fledge.engine.commits import commit
 from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, Load
-from fledge.engine.drafter import Drafter, HeadDrafter
+from fledge.engine.drafter import Drafter
+from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.scheduler import Scheduler, StepPlan
+from fledge.engine.sequence import Sequence
 from fledge.engine.stats import StatsKeeper
-from fledge.engine.verifier import Verifier, Yield
+from fledge.engine.steady import Steady
+from fledge.engine.verifier import Verifier
 
 _CYCLES_PER_REFRESH = 32
 """Cycles between two looks at what the calibration has counted."""
@@ -25,21 +30,33 @@ class Cycle:
         scheduler: Scheduler,
         drafter: Drafter,
         verifier: Verifier,
+        steady: Steady,
         controller: Controller,
         settings: EngineSettings,
     ) -> None:
         self._cache, self._scheduler = cache, scheduler
-        self._drafter, self._verifier = drafter, verifier
+        self._drafter, self._verifier, self._steady = drafter, verifier, steady
         self._controller, self._settings = controller, settings
         self._plan = PLAIN
+        self._is_waiting = False
+        """Whether the plan is one that cycles in flight have to end for."""
+
+        self._collected = 0.0
+        """When the last cycle that ran ahead was read, or the first one begun."""
+
         self.stats = StatsKeeper()
 
     def run(self) -> None:
-        """Plan, draft, verify, commit, let go."""
+        """Plan, draft, verify, commit, let go; or go on with cycles that run ahead of the host."""
+        if self._steady.is_running:
+            self._steady.drop_left()
+            if self._steady.num_requests:
+                self._run_ahead()
+                return
+            self._steady.forget()
         started = time.perf_counter()
         load = self._load()
-        if load.unread and self._drafter.num_scratch:
-            self._plan = self._controller.choose(load)
+        self._choose(load)
         num_preemptions = self._scheduler.num_preemptions
         plan = self._scheduler.plan(
             num_scratch=0 if self._plan.is_plain else self._drafter.num_scratch,
@@ -52,6 +69,9 @@ class Cycle:
             self._verifier.forget_sampling()
         planned = time.perf_counter()
         draft_plan = self._fit(self._plan, plan)
+        if not plan.num_read_tokens and self._steady.accepts([*plan.drafting, *plan.plain]):
+            self._begin_ahead(plan, draft_plan, load)
+            return
         trees = None if draft_plan.is_plain else self._drafter.draft(plan.drafting, draft_plan)
         if trees is not None:
             draft_plan = replace(draft_plan, nodes=trees.num_drafts)
@@ -62,11 +82,90 @@ class Cycle:
             read = [seq for seq, _ in [*plan.finishing, *plan.reading]]
             self._drafter.catch_up([seq for seq in read if seq.request.params.speculate])
         caught_up = time.perf_counter()
-        self._settle(plan)
+        said = [*plan.drafting, *plan.plain, *(seq for seq, _ in plan.finishing)]
+        self._settle(said, [seq for seq, _ in plan.reading])
         now = time.perf_counter()
         draft_s, target_s = drafted - planned + caught_up - verified, verified - drafted
+        drafter = None if draft_plan.is_plain else self._drafter
         self._report(
-            plan, draft_plan, load, result, draft_s, target_s, now - started - draft_s - target_s
+            CycleReport(
+                plan=draft_plan,
+                load=replace(
+                    load, num_requests=plan.num_decoding, num_other_tokens=plan.num_read_tokens
+                ),
+                target_s=target_s,
+                draft_s=draft_s,
+                other_s=now - started - draft_s - target_s,
+                emitted=result.num_emitted,
+                reached_D=result.reached_at_depth,
+                accepted_D=result.accepted_at_depth,
+                # What an earlier draft left behind says nothing of a plain cycle.
+                num_extended=drafter.num_extended if isinstance(drafter, HeadDrafter) else 0,
+                gains=drafter.gains if isinstance(drafter, HeadDrafter) else None,
+            )
+        )
+
+    def _choose(self, load: Load) -> None:
+        """Have the controller plan, unless what it planned last still waits to be run."""
+        if self._is_waiting:
+            self._is_waiting = False
+        elif load.unread and self._drafter.num_scratch:
+            self._plan = self._controller.choose(load)
+
+    def _begin_ahead(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> None:
+        """Start the first of several cycles; what it says is read when the second runs."""
+        if draft_plan.is_plain:
+            plan.plain, plan.drafting = [*plan.drafting, *plan.plain], []
+        is_subset = self._plan.num_drafted is not None
+        self._steady.begin(plan.drafting, plan.plain, is_subset=is_subset)
+        self._collected = time.perf_counter()
+        self._steady.start(self._steady.plan_for(draft_plan, plan.num_decoding), load)
+
+    def _run_ahead(self) -> None:
+        """Start the next cycle of the same requests, then read the one before it."""
+        num_requests = self._steady.num_requests
+        if num_requests == len(self._scheduler.running) and not self._scheduler.could_admit:
+            load = self._load()
+            self._choose(load)
+            ahead = self._steady.plan_for(self._plan, num_requests)
+            if self._steady.goes_on(ahead):
+                self._steady.start(ahead, load)
+                self._finish_ahead()
+                return
+            self._is_waiting = True
+        while self._steady.is_running:
+            self._finish_ahead()
+
+    def _finish_ahead(self) -> None:
+        """Read the oldest cycle that was started."""
+        got = self._steady.collect()
+        said = list(got.said.values())
+        num_fresh = sum(one.sequence.len - one.sequence.head_len for one in said if one.had_drafts)
+        for one in said:
+            if one.had_drafts and not one.has_failed:
+                one.sequence.head_len = one.sequence.len
+        result = commit(said)
+        for place, one in got.said.items():
+            if one.sequence.has_ended or one.has_failed:
+                self._steady.leave(place)
+        self._settle([one.sequence for one in said], [])
+        if not got.plan.is_plain and isinstance(self._drafter, HeadDrafter):
+            self._drafter.calibration.count_cycle()
+        collected, self._collected = self._collected, time.perf_counter()
+        passes_s = got.draft_s + got.target_s
+        self._report(
+            CycleReport(
+                plan=got.plan,
+                load=replace(got.load, num_requests=len(said), num_other_tokens=0),
+                target_s=got.target_s,
+                draft_s=got.draft_s,
+                other_s=max(0.0, self._collected - collected - passes_s),
+                emitted=result.num_emitted,
+                reached_D=result.reached_at_depth,
+                accepted_D=result.accepted_at_depth,
+                num_extended=num_fresh,
+                gains=got.gains,
+            )
         )
 
     def _load(self) -> Load:
@@ -99,12 +198,11 @@ class Cycle:
         nodes = max(0, min(wanted.nodes, most, room))
         return replace(wanted, nodes=nodes) if nodes else PLAIN
 
-    def _settle(self, plan: StepPlan) -> None:
+    def _settle(self, said: Many[Sequence], reading: Many[Sequence]) -> None:
         """Make what was computed known, let go of what windows left behind and of what ended."""
-        said = [*plan.drafting, *plan.plain, *(seq for seq, _ in plan.finishing)]
         for seq in said:
             self._scheduler.bill(seq, seq.len)
-        for seq in [*said, *(seq for seq, _ in plan.reading)]:
+        for seq in [*said, *reading]:
             if seq.has_ended:
                 self.stats.count_ended(seq)
                 self._scheduler.finish(seq, keep=seq.error is None)
@@ -114,35 +212,14 @@ class Cycle:
         if not self._scheduler.has_work:
             self._cache.check_integrity(self._scheduler.running)
 
-    def _report(
-        self,
-        plan: StepPlan,
-        draft_plan: DraftPlan,
-        load: Load,
-        result: Yield,
-        draft_s: float,
-        target_s: float,
-        other_s: float,
-    ) -> None:
-        # What an earlier draft left behind says nothing of a plain cycle.
-        drafter = None if draft_plan.is_plain else self._drafter
-        report = CycleReport(
-            plan=draft_plan,
-            load=replace(
-                load, num_requests=plan.num_decoding, num_other_tokens=plan.num_read_tokens
-            ),
-            target_s=target_s,
-            draft_s=draft_s,
-            other_s=other_s,
-            emitted=result.num_emitted,
-            reached_D=result.reached_at_depth,
-            accepted_D=result.accepted_at_depth,
-            num_extended=drafter.num_extended if isinstance(drafter, HeadDrafter) else 0,
-            gains=drafter.gains if isinstance(drafter, HeadDrafter) else None,
-        )
+    def _report(self, report: CycleReport) -> None:
         self.stats.count_cycle(report)
-        if plan.num_decoding:
+        if report.load.num_requests:
             self._controller.observe(report)
         drafter = self._drafter
         if isinstance(drafter, HeadDrafter) and self.stats.num_cycles % _CYCLES_PER_REFRESH == 0:
             drafter.calibration.refresh()
+
+    def forget(self) -> None:
+        """Drop what runs ahead: a cycle was cut short, and nobody asks for its outcome."""
+        self._steady.forget()

@@ -1,40 +1,20 @@
 """Who proposes tokens. The engine asks a drafter for one tree per request and verifies them.
 
-`HeadDrafter` grows trees with an EAGLE-3 head. It keeps the fused feature of every token the target
-has read, in the same paged memory as its own keys and values, and reads the committed tokens it has
-not seen when it is next asked to draft: after plain decoding that is one long chunk.
-
-Legend: B requests, T rows of a pass, W tree width, D hidden size, V draft vocabulary.
+Legend: T rows of a pass, F tapped features, B requests.
 """
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
-from fledge.engine.calibration import Calibration
-from fledge.engine.draft_gains import expected_gains
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.sequence import Sequence
-from fledge.engine.tree_levels import TreeLevels
-from fledge.models.attention import attend_packed
-from fledge.models.head import Eagle3Head, HeadOutput
-from fledge.models.target import Target
 from fledge.ops.accept import Walk
-from fledge.ops.attention import AttentionSpec
-from fledge.ops.paged import BlockTables, FrontierPass, Pass, TreePass, make_tree_pass
-from fledge.ops.top_logprobs import top_logprobs
-from fledge.ops.tree import TreeBatch, root_only, select_trees
-
-_FEW_ROWS = 64
-"""Requests that read no more than this are attended together."""
-
-_ENTRIES, _FEATURES = 0, 1
-"""Rows of the head's memory: its keys and values, and the fused features it reads."""
+from fledge.ops.paged import TreePass
+from fledge.ops.tree import TreeBatch, root_only
 
 
 class Drafter(Protocol):
@@ -98,174 +78,3 @@ class NoDrafter(MemorylessDrafter):
     def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
         del plan
         return root_only(torch.tensor([seq.newest_token_id for seq in sequences]))
-
-
-class HeadDrafter:
-    """Draft trees from an EAGLE-3 head."""
-
-    num_extended = 0
-    """Committed tokens read in the last `draft`."""
-
-    gains: Tensor | None = None
-    """Expected gains of the last candidates, when the plan asked for them."""
-
-    def __init__(self, head: Eagle3Head, target: Target, settings: EngineSettings) -> None:
-        self._head = head
-        self._embedding = target.embedding.weight
-        self._width = min(settings.tree.width, head.config.draft_vocab_size)
-        self._budget = settings.tree.budget
-        self._max_rows = settings.max_pass_tokens
-        self.window = head.config.sliding_window
-        self._attention = AttentionSpec(scale=head.config.head_dim**-0.5, window=self.window)
-        self.taps = head.config.resolve_taps(target.num_layers)
-        self.num_scratch = settings.tree.num_scratch
-        config, size = head.config, self._embedding.element_size()
-        self.bytes_per_slot = size * (
-            2 * config.num_kv_heads * config.head_dim + config.hidden_size
-        )
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in head.parameters())
-        self.calibration = Calibration(settings.tree.depth, self._embedding.device)
-
-    def attach(self, cache: PagedCache) -> None:
-        self._cache = cache
-
-    @torch.no_grad()
-    def remember(self, features_TF: Tensor, packed: TreePass) -> None:
-        slots_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T)
-        self._cache.head_memory.write(_FEATURES, slots_T, self._head.fuse(features_TF))
-
-    @torch.no_grad()
-    def catch_up(self, sequences: Many[Sequence]) -> None:
-        self._read_older(sequences)
-
-    @torch.no_grad()
-    def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
-        self.num_extended, self.gains = 0, None
-        self._read_older(sequences)
-        tables = self._cache.tables(sequences)
-        output = self._extend(sequences, [seq.len for seq in sequences], tables)
-        lens_B = torch.tensor([seq.len for seq in sequences], device=self._embedding.device)
-        sampled_B = torch.tensor(
-            [not seq.request.params.is_greedy for seq in sequences], device=lens_B.device
-        )
-        width = min(plan.width, self._width)
-        levels = TreeLevels(width)
-        frontier_BWD = output.feedback_TD[:, None].expand(-1, width, -1)
-        levels.add_first(*self._children(output.normed_TD, (width,), 1, sampled_B))
-        for level in range(1, plan.depth):
-            output = self._step(levels, frontier_BWD, level, lens_B, tables)
-            levels.add(*self._children(output.normed_TD, (width, width), level + 1, sampled_B))
-            shape = (len(sequences), width, -1)
-            frontier_BWD = output.feedback_TD.view(shape).gather(
-                1, levels.frontier_rows_BW[:, :, None].expand(-1, -1, output.feedback_TD.shape[-1])
-            )
-        candidates = levels.candidates()
-        if plan.is_measured:
-            self.gains = expected_gains(candidates, depth=plan.depth, width=width).cpu()
-        roots_B = torch.tensor([seq.newest_token_id for seq in sequences], device=lens_B.device)
-        trees = select_trees(roots_B, candidates, num_nodes=plan.nodes, max_nodes=self._budget)
-        return replace(trees, max_depth=plan.depth)
-
-    def observe(self, trees: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
-        self.calibration.observe(trees, walk, sampled_B)
-
-    def _read_older(self, sequences: Many[Sequence]) -> None:
-        """Make all entries but that of the newest token, whose output starts the next tree."""
-        for seq in sequences:
-            if self.window is not None and seq.kv_len - self.window + 1 > seq.head_len:
-                # Entries that the window will never look at again need not be made.
-                seq.head_len = seq.head_first = seq.kv_len - self.window + 1
-        # Entry j needs feature j - 1, and a slot: the token behind a chunk may have none yet.
-        stops = {seq: min(seq.kv_len, seq.len - 1) for seq in sequences}
-        behind = [seq for seq in sequences if seq.head_len < stops[seq]]
-        while behind:
-            batch: list[Sequence] = []
-            new_lens: list[int] = []
-            room = self._max_rows
-            for seq in behind:
-                count = min(stops[seq] - seq.head_len, room)
-                if count > 0:
-                    batch.append(seq)
-                    new_lens.append(seq.head_len + count)
-                    room -= count
-            self._extend(batch, new_lens, self._cache.tables(batch))
-            behind = [seq for seq in behind if seq.head_len < stops[seq]]
-
-    def _extend(
-        self, sequences: Many[Sequence], new_lens: list[int], tables: BlockTables
-    ) -> HeadOutput:
-        """Make the entries up to the given lengths; returns the output at the last of each."""
-        device = self._embedding.device
-        counts = [new - seq.head_len for seq, new in zip(sequences, new_lens, strict=True)]
-        tokens = [
-            token
-            for seq, new in zip(sequences, new_lens, strict=True)
-            for token in seq.token_ids[seq.head_len : new]
-        ]
-        packed = make_tree_pass(
-            chain_tokens_C=torch.tensor(tokens, device=device),
-            chain_B=torch.tensor(counts, device=device),
-            context_B=torch.tensor([seq.head_len for seq in sequences], device=device),
-            trees=None,
-            num_rows=len(tokens),
-            tables=tables,
-            num_short=len(sequences) if max(counts) <= _FEW_ROWS else 0,
-            first_B=torch.tensor([self._first_key(seq) for seq in sequences], device=device),
-        )
-        before_T = tables.slots(self.window, packed.request_T, packed.numbers_T - 1)
-        (fused_TD,) = self._cache.head_memory.read(_FEATURES, before_T)
-        output = self._run(packed, fused_TD)
-        for seq, new in zip(sequences, new_lens, strict=True):
-            seq.head_len = new
-        self.num_extended += len(tokens)
-        last_B = packed.starts_B + packed.num_rows_B - 1
-        return HeadOutput(output.feedback_TD[last_B], output.normed_TD[last_B])
-
-    def _first_key(self, seq: Sequence) -> int:
-        """The oldest entry that is worth looking at.
-
-        Older ones may be gone. Rows that would see them only leave their own entries, which do not
-        depend on what they see; the newest row sees nothing older than this.
-        """
-        return 1 if self.window is None else max(1, seq.kv_len - self.window + 1)
-
-    def _step(
-        self,
-        levels: TreeLevels,
-        hidden_BWD: Tensor,
-        level: int,
-        lens_B: Tensor,
-        tables: BlockTables,
-    ) -> HeadOutput:
-        """Run the head on the frontier nodes of every tree."""
-        width = hidden_BWD.shape[1]
-        packed = FrontierPass(
-            token_ids_T=levels.frontier_tokens_BW.flatten(),
-            positions_T=(lens_B + level - 1).repeat_interleave(width),
-            context_B=lens_B,
-            level=level,
-            visible_BWS=levels.visible_BWS,
-            tables=tables,
-            first_number=1,
-        )
-        return self._run(packed, hidden_BWD.reshape(-1, hidden_BWD.shape[-1]))
-
-    def _run(self, packed: Pass, hidden_TD: Tensor) -> HeadOutput:
-        memory = self._cache.head_memory
-
-        def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attend_packed(packed, memory, _ENTRIES, query, keys, values, self._attention)
-
-        embeds_TD = self._head.embed(packed.token_ids_T, self._embedding)
-        output: HeadOutput = self._head(embeds_TD, hidden_TD, packed.positions_T, attend)
-        return output
-
-    def _children(
-        self, normed_TD: Tensor, shape: tuple[int, ...], depth: int, sampled_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Target tokens of the best children of each row, their log-probabilities, calibrated."""
-        top = top_logprobs(self._head.logits(normed_TD), shape[-1])
-        # Neither rounding nor a head that overflows may lift a child above its parent.
-        logprobs = top.logprobs_TK.clamp(max=0.0).nan_to_num(nan=float("-inf")).view(-1, *shape)
-        tokens = self._head.draft_to_target_V[top.indices_TK].view(-1, *shape)
-        return tokens, logprobs, self.calibration.apply(logprobs, depth, sampled_B)

@@ -20,13 +20,15 @@ from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.controller import make_controller
 from fledge.engine.cycle import Cycle
-from fledge.engine.drafter import Drafter, HeadDrafter, NoDrafter
+from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.grammar import GrammarCompiler
+from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.memory import make_cache
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.request import Prompt, Request, RequestMaker
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
+from fledge.engine.steady import Steady
 from fledge.engine.text import Detokenizer
 from fledge.engine.timing import measure_pass_times
 from fledge.engine.verifier import Verifier
@@ -78,6 +80,7 @@ class Engine:
             scheduler=self._scheduler,
             drafter=drafter,
             verifier=self._verifier,
+            steady=Steady(target, self._cache, drafter, self.settings),
             controller=self._controller,
             settings=self.settings,
         )
@@ -244,5 +247,6 @@ class Engine:
                     f"or was interrupted ({type(error).__name__}). Ask again."
                 )
             self._cycle.stats.count_ended(seq)
+        self._cycle.forget()
         self._cache.reset()
         self._verifier.forget_sampling()

@@ -69,6 +69,16 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or len(self._queue))
 
+    @property
+    def could_admit(self) -> bool:
+        """Whether a waiting request could start now, or take the place of one that runs."""
+        seq = self._queue.peek()
+        if seq is None:
+            return False
+        if self._cache.num_free_rows and self._has_room(seq):
+            return True
+        return any(one.priority < seq.priority for one in self.running)
+
     def add(self, seq: Sequence) -> None:
         self._queue.push(seq)
 

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.contracts.errors import RequestError
 from fledge.contracts.outputs import TokenLogprobs
 from fledge.contracts.settings import AcceptRule
+from fledge.engine.accepted import compact_accepted, deepest_offered
 from fledge.engine.cache import PagedCache
+from fledge.engine.commits import Said, Yield, commit
 from fledge.engine.drafter import Drafter
 from fledge.engine.grammar_masks import PassMasks, begin_masks
 from fledge.engine.scheduler import StepPlan
@@ -34,7 +35,7 @@ from fledge.ops.logit_rules import LogitRules, make_rules
 from fledge.ops.logprobs import read_logprobs
 from fledge.ops.paged import TreePass, make_tree_pass
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
-from fledge.ops.tree import TreeBatch, is_real, root_only, with_roots
+from fledge.ops.tree import TreeBatch, root_only, with_roots
 
 _RULES: dict[AcceptRule, Callable[..., Walk]] = {
     "gumbel": walk_gumbel,
@@ -50,19 +51,6 @@ class Sampling:
     batch: SamplingBatch
     rules: LogitRules | None
     sampled_B: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Yield:
-    """What a pass yielded, on the host."""
-
-    num_emitted: int
-    """Tokens committed by requests that were decoding."""
-
-    reached_at_depth: tuple[int, ...] = ()
-    """Requests that were offered a draft at depth 1, 2, ... below what they accepted."""
-
-    accepted_at_depth: tuple[int, ...] = ()
 
 
 class Verifier:
@@ -105,9 +93,10 @@ class Verifier:
         rows_BN[len(decoding) :] = ends[:, None]
         walk = self._choose(walkers, output.logits_RV, rows_BN, all_trees, masks)
         if trees is not None:
-            self._compact(packed, walk, len(plan.drafting))
+            drafted = slice(len(plan.drafting))
+            compact_accepted(self._cache, packed, walk.nodes_BL[drafted], walk.lengths_B[drafted])
             self._observe(trees, walk, len(plan.drafting))
-        return self._commit(plan, walkers, walk, _offered(all_trees, walk))
+        return self._commit(plan, walkers, walk, deepest_offered(all_trees, walk))
 
     @property
     def _device(self) -> torch.device:
@@ -193,18 +182,6 @@ class Verifier:
         """Rows of counts have changed hands: the next pass looks them up again."""
         self._sampling = None
 
-    def _compact(self, packed: TreePass, walk: Walk, num_drafting: int) -> None:
-        """Put the accepted nodes' cache entries where their tokens belong, on the device alone."""
-        nodes_BL, lengths_B1 = walk.nodes_BL[:num_drafting], walk.lengths_B[:num_drafting, None]
-        levels_L = torch.arange(nodes_BL.shape[1], device=nodes_BL.device).expand_as(nodes_BL)
-        # Levels behind the accepted ones stay where they are.
-        from_BL = torch.where(levels_L < lengths_B1, nodes_BL, levels_L)
-        requests_BL = torch.arange(num_drafting, device=nodes_BL.device)[:, None].expand_as(
-            levels_L
-        )
-        roots_B1 = packed.context_B[:num_drafting, None]
-        self._cache.move(packed.tables, requests_BL, roots_B1 + from_BL, roots_B1 + levels_L)
-
     def _observe(self, trees: TreeBatch, walk: Walk, num_drafting: int) -> None:
         assert self._sampling is not None
         drafted = Walk(
@@ -229,58 +206,23 @@ class Verifier:
         if walk.logprobs is not None:
             logprobs = read_logprobs(walk.logprobs, tokens, params)
         chunks = [1] * plan.num_decoding + [chunk for _, chunk in plan.finishing]
-        num_emitted = 0
-        for i, seq in enumerate(walkers):
-            if seq.error is not None:  # its grammar cannot be followed
-                continue
-            if failed[i]:
-                self._fail(seq, had_drafts=i < len(plan.drafting))
-                continue
-            seq.is_suspect = False
-            count = seq.commit(tokens[i], logprobs[i])
-            # A chunk leaves its own entries; so do accepted drafts, the last token never does.
-            seq.kv_len += chunks[i] + count - 1
-            if i < plan.num_decoding:
-                num_emitted += count
-            if i < len(plan.drafting):
-                seq.record_drafts(offered[i], lengths[i] - 1)
-        offered, lengths = offered[: len(plan.drafting)], lengths[: len(plan.drafting)]
-        depths = range(1, max(offered, default=0) + 1)
-        return Yield(
-            num_emitted,
-            reached_at_depth=tuple(sum(one >= depth for one in offered) for depth in depths),
-            accepted_at_depth=tuple(sum(one > depth for one in lengths) for depth in depths),
-        )
-
-    def _fail(self, seq: Sequence, *, had_drafts: bool) -> None:
-        """Logits that are no numbers: a draft's, which it shares with its root, or its own."""
-        if not had_drafts:
-            seq.error = _not_a_number(seq)
-            return
-        # Masked entries count nothing unless they are no numbers: ask again without drafts. What
-        # the walk has counted for penalties is counted anew.
-        seq.is_suspect = True
-        seq.rules.release()
-        self.forget_sampling()
+        said = [
+            Said(
+                sequence=seq,
+                tokens=tokens[i],
+                num_offered=offered[i],
+                has_failed=bool(failed[i]),
+                had_drafts=i < len(plan.drafting),
+                num_read=chunks[i],
+                was_decoding=i < plan.num_decoding,
+                logprobs=logprobs[i],
+            )
+            for i, seq in enumerate(walkers)
+        ]
+        if any(failed):
+            self.forget_sampling()
+        return commit(said)
 
 
 def _are_same(known: tuple[Sequence, ...], walkers: Many[Sequence]) -> bool:
     return len(known) == len(walkers) and all(a is b for a, b in zip(known, walkers, strict=True))
-
-
-def _offered(trees: TreeBatch, walk: Walk) -> Tensor:
-    """Depth of the deepest draft each walk was offered: one more than accepted if more hung there.
-
-    int64 [B].
-    """
-    last_B1 = walk.nodes_BL.gather(1, walk.lengths_B[:, None] - 1)
-    is_child_BN = (trees.parents_BN == last_B1) & is_real(trees)
-    is_child_BN[:, 0] = False
-    return walk.lengths_B - 1 + is_child_BN.any(dim=1)
-
-
-def _not_a_number(seq: Sequence) -> RequestError:
-    return RequestError(
-        f"the target's logits after token {seq.len} of this request are not numbers; its weights "
-        "or its precision are at fault. Load it in bfloat16 or float32, or check its files."
-    )

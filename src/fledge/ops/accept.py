@@ -147,7 +147,7 @@ def walk_gumbel(
     # Where the depth is not known, asking for it is cheaper than a walk over every node.
     is_bounded = max_depth is not None or tree.max_size == 1
     is_simple = rules is None and not batch.has_filters and is_bounded
-    if is_simple and uses_kernels(logits_RV, is_checked=False):
+    if is_simple and uses_kernels(logits_RV):
 
         def walk_fused() -> Walk:
             from fledge.ops.accept_triton import walk_nodes
@@ -160,8 +160,27 @@ def walk_gumbel(
             logprobs = _logprobs(logits_RV, rows_BN, steps.nodes_BL, steps.tokens_BL, batch)
             return Walk(*steps, logprobs=logprobs)
 
-        return run_kernel("walks down the trees", walk_fused, walk_plain)
+        kind = (tree.num_requests.bit_length(), tree.max_size, logits_RV.dtype, batch.all_greedy)
+        return run_kernel(
+            "walks down the trees",
+            walk_fused,
+            walk_plain,
+            kind=kind,
+            is_right=lambda walk: _is_same_walk(walk, walk_plain()),
+        )
     return walk_plain()
+
+
+def _is_same_walk(one: Walk, other: Walk) -> bool:
+    """Whether both say the same tokens at the same nodes."""
+    if not torch.equal(one.lengths_B, other.lengths_B):
+        return False
+    num_levels = min(one.tokens_BL.shape[1], other.tokens_BL.shape[1])
+    is_said_BL = torch.arange(num_levels, device=one.lengths_B.device) < one.lengths_B[:, None]
+    return all(
+        bool((ours[:, :num_levels] == theirs[:, :num_levels])[is_said_BL].all())
+        for ours, theirs in ((one.tokens_BL, other.tokens_BL), (one.nodes_BL, other.nodes_BL))
+    )
 
 
 def walk_rejection(

@@ -42,14 +42,11 @@ def choose_kernels(choice: KernelChoice) -> Iterator[None]:
         _chosen.pop()
 
 
-def uses_kernels(tensor: Tensor, *, is_checked: bool = True) -> bool:
-    """Whether operations on this tensor should go through kernels.
-
-    Kernels whose first results nobody checks must be asked for.
-    """
+def uses_kernels(tensor: Tensor) -> bool:
+    """Whether operations on this tensor should go through kernels."""
     choice = _choice()
     if choice == "auto":
-        return is_checked and tensor.is_cuda and _has_triton()
+        return tensor.is_cuda and _has_triton()
     return choice == "triton"
 
 

@@ -61,7 +61,7 @@ class SamplingBatch:
 
     seed_B: Tensor
     sampled: tuple[SampledRows, ...]
-    """Groups of the rows that are not greedy."""
+    """Groups of the rows that are not greedy; a greedy row among them stays greedy."""
 
     asking_A: Tensor | None
     """Rows that ask for logprobs, None when there are none."""
@@ -175,5 +175,7 @@ def sample(
     for rows, scores_SV in processed_portions(logits_BV, batch, wanted_B):
         where_S = position_B[rows.rows_S]
         noise_SV = gumbel(rows.seed_S, where_S, logits_BV.shape[-1], _SAMPLE_STREAM)
-        token_B[rows.rows_S] = (scores_SV + noise_SV).argmax(dim=-1)
+        drawn_S = (scores_SV + noise_SV).argmax(dim=-1)
+        is_greedy_S = batch.greedy_B[rows.rows_S]
+        token_B[rows.rows_S] = torch.where(is_greedy_S, token_B[rows.rows_S], drawn_S)
     return token_B

@@ -5,6 +5,7 @@ Legend: T rows, V vocabulary, K best.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
@@ -28,8 +29,19 @@ def top_logprobs(logits_TV: Tensor, num_best: int) -> TopLogprobs:
         with on_device(logits_TV):
             return TopLogprobs(*top_columns(logits_TV, num_best))
 
-    if num_best <= _MOST_BEST and uses_kernels(logits_TV, is_checked=False):
-        return run_kernel("the best of logits", top_fused, lambda: _top_plain(logits_TV, num_best))
+    def is_right(top: TopLogprobs) -> bool:
+        # Of equal logits either may come first.
+        wanted = _top_plain(logits_TV, num_best).logprobs_TK
+        return torch.allclose(top.logprobs_TK, wanted, atol=1e-3, equal_nan=True)
+
+    if num_best <= _MOST_BEST and uses_kernels(logits_TV):
+        return run_kernel(
+            "the best of logits",
+            top_fused,
+            lambda: _top_plain(logits_TV, num_best),
+            kind=(logits_TV.dtype, logits_TV.shape[1], num_best),
+            is_right=is_right,
+        )
     return _top_plain(logits_TV, num_best)
 
 

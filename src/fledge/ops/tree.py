@@ -170,5 +170,5 @@ def _best_of_all(scores_BN: Tensor, num_nodes: int) -> Tensor:
     kept = torch.zeros(scores_BN.numel(), dtype=torch.bool, device=scores_BN.device)
     # Column by column, so that equal scores go to the requests in turns.
     order = scores_BN.t().flatten().sort(descending=True, stable=True).indices
-    kept[order[:num_nodes]] = True
+    kept.index_fill_(0, order[:num_nodes], True)
     return kept.view(scores_BN.shape[1], scores_BN.shape[0]).t().contiguous()

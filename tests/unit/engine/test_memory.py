@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.errors import CapacityError
 from fledge.engine import memory
-from fledge.engine.drafter import HeadDrafter, NoDrafter
+from fledge.engine.drafter import NoDrafter
+from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.memory import make_cache, plan_blocks, probe_bytes_per_slot
 from fledge.models.target import Target
 from fledge.testing import ARCHITECTURES, target_of, tiny_head, tiny_model

@@ -1,0 +1,89 @@
+"""What the target said becomes part of the requests; the same for every kind of cycle."""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from fledge.contracts.errors import RequestError
+from fledge.contracts.outputs import TokenLogprobs
+from fledge.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one request's walk yielded, on the host."""
+
+    sequence: Sequence
+    tokens: list[int]
+    """Accepted drafts, then one of the target's own."""
+
+    num_offered: int
+    """Depth of the deepest draft it was offered."""
+
+    has_failed: bool
+    """Logits that are no numbers: its tokens mean nothing."""
+
+    had_drafts: bool
+    num_read: int = 1
+    """Committed tokens that it brought to the pass."""
+
+    was_decoding: bool = True
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What a pass yielded, on the host."""
+
+    num_emitted: int
+    """Tokens committed by requests that were decoding."""
+
+    reached_at_depth: tuple[int, ...] = ()
+    """Requests that were offered a draft at depth 1, 2, ... below what they accepted."""
+
+    accepted_at_depth: tuple[int, ...] = ()
+
+
+def commit(said: Many[Said]) -> Yield:
+    """Take what was said into the requests."""
+    num_emitted = 0
+    for one in said:
+        seq = one.sequence
+        if seq.error is not None:  # its grammar cannot be followed
+            continue
+        if one.has_failed:
+            _fail(one)
+            continue
+        seq.is_suspect = False
+        count = seq.commit(one.tokens, one.logprobs)
+        # A chunk leaves its own entries; so do accepted drafts, the last token never does.
+        seq.kv_len += one.num_read + count - 1
+        if one.was_decoding:
+            num_emitted += count
+        if one.had_drafts:
+            seq.record_drafts(one.num_offered, len(one.tokens) - 1)
+    drafted = [one for one in said if one.had_drafts]
+    depths = range(1, max((one.num_offered for one in drafted), default=0) + 1)
+    return Yield(
+        num_emitted,
+        reached_at_depth=tuple(
+            sum(one.num_offered >= depth for one in drafted) for depth in depths
+        ),
+        accepted_at_depth=tuple(
+            sum(len(one.tokens) > depth for one in drafted) for depth in depths
+        ),
+    )
+
+
+def _fail(said: Said) -> None:
+    """Logits that are no numbers: a draft's, which it shares with its root, or its own."""
+    seq = said.sequence
+    if said.had_drafts:
+        # Masked entries count nothing unless they are no numbers: ask again without drafts. What
+        # the walk has counted for penalties is counted anew.
+        seq.is_suspect = True
+        seq.rules.release()
+        return
+    seq.error = RequestError(
+        f"the target's logits after token {seq.len} of this request are not numbers; its weights "
+        "or its precision are at fault. Load it in bfloat16 or float32, or check its files."
+    )

@@ -1,0 +1,74 @@
+"""Work on the device that is captured once and replayed: one launch instead of thousands.
+
+The first run of a kind is an ordinary one: it compiles kernels and lets libraries allocate what
+they keep. The second is captured, and replayed from then on. All graphs share their memory for
+intermediate results, since they run one after the other. On a CPU every run is an ordinary one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+_MOST_GRAPHS = 128
+"""Graphs that are kept; the one not used for longest goes first."""
+
+
+class _Captured(Generic[Result]):
+    """A graph, and the tensors that hold its results after every replay."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Result, number: int) -> None:
+        self.graph, self.result, self.number = graph, result, number
+
+
+class Graphs:
+    """Runs of different kinds on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_capturing = device.type == "cuda"
+        self._seen: set[Hashable] = set()
+        self._graphs: OrderedDict[Hashable, _Captured[Any]] = OrderedDict()
+        self._pool: Any = None
+        self._num_captured = 0
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, kind: Hashable, work: Callable[[], Result]) -> tuple[Result, int | None]:
+        """Do the work; runs of one kind must read and write the same tensors.
+
+        Beside the result comes the number of the graph that holds it: its tensors are the same
+        after every run with that number. None for a result of its own.
+        """
+        if not self._is_capturing:
+            return work(), None
+        found = self._graphs.get(kind)
+        if found is None:
+            if kind not in self._seen:
+                self._seen.add(kind)
+                return work(), None
+            found = self._graphs[kind] = self._capture(work)
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(kind)
+        found.graph.replay()
+        return found.result, found.number
+
+    def _capture(self, work: Callable[[], Result]) -> _Captured[Result]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        self._num_captured += 1
+        return _Captured(graph, result, self._num_captured)
+
+    def clear(self) -> None:
+        """Forget all graphs and give their memory back."""
+        self._graphs.clear()
+        self._seen.clear()
+        self._pool = None

@@ -1,0 +1,145 @@
+"""Requests that decode together cycle after cycle, as tensors that never move.
+
+A captured cycle reads and writes fixed memory. This is that memory: where each request stands, and
+what it said last. A place without a request looks at a spare row of the block tables, which has
+memory of its own that nobody reads.
+
+Legend: B places, L tokens a request may say in one cycle, X lines of the state.
+"""
+
+from collections.abc import Sequence as Many
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.engine.sequence import Sequence
+from fledge.ops.sampling import SampledRows, SamplingBatch
+from fledge.ops.staging import send
+
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_ROW, _LEN, _FRESH, _SAID, _DRAFTED, _GREEDY, _SEED, _TEMPERATURE = range(8)
+_NUM_LINES = 8
+_EMPTY_LEN = 2
+"""A head reads the feature before a token, so that the shortest request has two."""
+
+
+def batch_size(num_requests: int) -> int:
+    """Places that so many requests are given: cycles are captured for few numbers."""
+    return next((size for size in _SIZES if size >= num_requests), num_requests)
+
+
+class Place(NamedTuple):
+    """A request on its way into a batch."""
+
+    sequence: Sequence
+    is_drafted: bool
+
+
+class SteadyBatch:
+    """State of a number of places on the device."""
+
+    def __init__(self, size: int, num_levels: int, *, spare_row: int, device: torch.device) -> None:
+        self.size, self.num_levels, self.device = size, num_levels, device
+        self._spare_row = spare_row
+        self._empty = [spare_row, _EMPTY_LEN, 1, 0, 0, 1, 0, _bits(1.0)] + [0] * num_levels
+        self._empty_X = send(self._empty, device)
+        self.state_XB = self._empty_X[:, None].repeat(1, size)
+        self.facts_XB = torch.zeros(3 + num_levels, size, dtype=torch.long, device=device)
+        """Tokens said, depth of the deepest draft offered, whether logits were no numbers; then
+        the tokens, level by level."""
+
+    def fill(self, places: Many[Place]) -> None:
+        """Take these requests in, one a place; the places behind them stay empty."""
+        columns = [self._column(*place) for place in places]
+        columns += [self._empty] * (self.size - len(places))
+        self.state_XB.copy_(send(columns, self.device).t())
+
+    def _column(self, seq: Sequence, is_drafted: bool) -> list[int]:
+        params = seq.request.params
+        fresh = seq.token_ids[seq.head_len :] if is_drafted else seq.token_ids[-1:]
+        assert len(fresh) <= self.num_levels, "the head has not caught up"
+        line = [0] * (_NUM_LINES + self.num_levels)
+        line[_ROW], line[_LEN], line[_FRESH] = seq.row, seq.len, len(fresh)
+        line[_SAID], line[_DRAFTED] = len(seq.output_ids), is_drafted
+        line[_GREEDY], line[_SEED] = params.is_greedy, params.seed
+        line[_TEMPERATURE] = _bits(1.0 if params.is_greedy else params.temperature)
+        line[_NUM_LINES : _NUM_LINES + len(fresh)] = fresh
+        return line
+
+    def clear(self, place: int) -> None:
+        """The request there has ended; nothing waits for the device."""
+        self.state_XB[:, place].copy_(self._empty_X)
+
+    @property
+    def rows_B(self) -> Tensor:
+        return self.state_XB[_ROW]
+
+    @property
+    def lens_B(self) -> Tensor:
+        """Committed tokens, the newest included."""
+        return self.state_XB[_LEN]
+
+    @property
+    def fresh_B(self) -> Tensor:
+        """Of them, those that the head has not read: the last ones."""
+        return self.state_XB[_FRESH]
+
+    @property
+    def said_B(self) -> Tensor:
+        """Tokens of the answer."""
+        return self.state_XB[_SAID]
+
+    @property
+    def is_drafted_B(self) -> Tensor:
+        return self.state_XB[_DRAFTED].bool()
+
+    @property
+    def is_greedy_B(self) -> Tensor:
+        return self.state_XB[_GREEDY].bool()
+
+    @property
+    def fresh_tokens_BL(self) -> Tensor:
+        """Tokens that the head has not read; behind them any."""
+        return self.state_XB[_NUM_LINES:].t()
+
+    @property
+    def newest_B(self) -> Tensor:
+        return self.fresh_tokens_BL.gather(1, self.fresh_B[:, None] - 1)[:, 0]
+
+    def sampling(self, *, all_greedy: bool) -> SamplingBatch:
+        """How the requests choose their tokens."""
+        temperature_B = self.state_XB[_TEMPERATURE].view(torch.float64)
+        seed_B, no_B = self.state_XB[_SEED], torch.zeros_like(self.rows_B)
+        everyone = SampledRows(
+            rows_S=torch.arange(self.size, device=self.device),
+            temperature_S=temperature_B,
+            seed_S=seed_B,
+            top_k_S=no_B,
+            top_p_S=no_B.double(),
+            min_p_S=no_B.double(),
+            largest_top_k=0,
+            has_top_p=False,
+            has_min_p=False,
+        )
+        return SamplingBatch(
+            greedy_B=self.is_greedy_B,
+            temperature_B=temperature_B,
+            seed_B=seed_B,
+            sampled=() if all_greedy else (everyone,),
+            asking_A=None,
+            num_logprobs=0,
+        )
+
+    def advance(self, lengths_B: Tensor, tokens_BL: Tensor) -> None:
+        """Requests have said so many of these tokens; empty places stay as they are."""
+        is_empty_B = self.rows_B == self._spare_row
+        self.lens_B.add_(lengths_B.masked_fill(is_empty_B, 0))
+        self.said_B.add_(lengths_B)
+        self.fresh_B.copy_(lengths_B.masked_fill(is_empty_B, 1))
+        self.state_XB[_NUM_LINES : _NUM_LINES + tokens_BL.shape[1]].copy_(tokens_BL.t())
+
+
+def _bits(number: float) -> int:
+    """The bits of a float64 as a whole number."""
+    return int(torch.tensor(number, dtype=torch.float64).view(torch.long))

@@ -1,0 +1,90 @@
+"""One decoding cycle as the device runs it by itself: draft, verify, accept, tidy up, move on.
+
+Everything is read from and written to a `SteadyBatch`, and every shape follows from the batch's
+size and the plan. So the two halves can be captured as graphs and replayed for as long as both
+stay the same, and the host need not know how far the requests are.
+
+Legend: B places of the batch, N nodes of a tree with its root, L levels of a walk.
+"""
+
+import torch
+from torch import Tensor
+
+from fledge.engine.accepted import compact_accepted, deepest_offered
+from fledge.engine.cache import PagedCache
+from fledge.engine.draft_plan import DraftPlan
+from fledge.engine.drafter import Drafter
+from fledge.engine.head_drafter import Draft, HeadDrafter
+from fledge.engine.steady_batch import SteadyBatch
+from fledge.models.target import Target
+from fledge.ops.accept import Walk, walk_gumbel
+from fledge.ops.paged import BlockTables, make_tree_pass
+from fledge.ops.tree import TreeBatch, root_only
+
+
+class SteadyCycle:
+    """The two halves of a cycle over one batch."""
+
+    def __init__(self, target: Target, cache: PagedCache, drafter: Drafter) -> None:
+        self._target, self._cache, self._drafter = target, cache, drafter
+
+    @torch.no_grad()
+    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> tuple[TreeBatch, Tensor | None]:
+        """Trees of all places, and the gains of their candidates if the plan asks for them."""
+        assert isinstance(self._drafter, HeadDrafter)
+        draft: Draft = self._drafter.draft_steadily(batch, self._tables(batch), plan)
+        gains = self._drafter.gains_of(draft, plan) if plan.is_measured else None
+        return draft.trees, gains
+
+    @torch.no_grad()
+    def verify(self, batch: SteadyBatch, trees: TreeBatch | None, *, all_greedy: bool) -> None:
+        """Run the target over the trees; the batch then says what came of it."""
+        tables, newest_B = self._tables(batch), batch.newest_B
+        packed = make_tree_pass(
+            chain_tokens_C=newest_B,
+            chain_B=torch.ones_like(newest_B),
+            context_B=batch.lens_B - 1,
+            trees=trees,
+            num_rows=batch.size + (trees.num_drafts if trees is not None else 0),
+            tables=tables,
+            num_short=batch.size,
+            last_position=self._target.context_len - 1,
+        )
+        output = self._target.forward(packed, self._cache.target_memory, taps=self._drafter.taps)
+        if output.features_TF is not None:
+            self._drafter.remember(output.features_TF, packed)
+        verified = root_only(newest_B) if trees is None else trees
+        walk = walk_gumbel(
+            output.logits_RV,
+            packed.node_rows(verified.max_size),
+            verified,
+            batch.sampling(all_greedy=all_greedy),
+            batch.said_B,
+            max_depth=verified.max_depth,
+        )
+        if trees is not None:
+            compact_accepted(self._cache, packed, walk.nodes_BL, walk.lengths_B)
+            self._tally(batch, trees, walk)
+        self._write_facts(batch, verified, walk)
+        batch.advance(walk.lengths_B, walk.tokens_BL)
+
+    def _tables(self, batch: SteadyBatch) -> BlockTables:
+        return self._cache.all_tables[batch.rows_B]
+
+    def _tally(self, batch: SteadyBatch, trees: TreeBatch, walk: Walk) -> None:
+        assert isinstance(self._drafter, HeadDrafter)
+        drafted = Walk(
+            tokens_BL=walk.tokens_BL,
+            nodes_BL=walk.nodes_BL,
+            lengths_B=walk.lengths_B,
+            failed_B=walk.failed_B | ~batch.is_drafted_B,
+            logprobs=None,
+        )
+        self._drafter.calibration.tally(trees, drafted, ~batch.is_greedy_B)
+
+    def _write_facts(self, batch: SteadyBatch, trees: TreeBatch, walk: Walk) -> None:
+        facts_XB, num_levels = batch.facts_XB, walk.tokens_BL.shape[1]
+        facts_XB[0].copy_(walk.lengths_B)
+        facts_XB[1].copy_(deepest_offered(trees, walk))
+        facts_XB[2].copy_(walk.failed_B)
+        facts_XB[3 : 3 + num_levels].copy_(walk.tokens_BL.t())

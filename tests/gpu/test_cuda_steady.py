@@ -1,0 +1,78 @@
+"""Captured cycles on CUDA say what one ordinary cycle after the other says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.engine.graphs import Graphs
+from fledge.models.head_files import load_head
+from fledge.models.target import Target
+from fledge.testing import tiny_head
+from tests.engines.forced_pair import CIRCLE, save_forced_head, save_forced_target
+from tests.lossless.support import PROMPT_LENS, prompts, token_ids
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+SHAPES = {"chain": (4, 1, 4), "tree": (5, 4, 24)}
+
+
+def settings_of(shape: str, **changes: object) -> EngineSettings:
+    depth, width, budget = SHAPES[shape]
+    tree = TreeSettings(depth=depth, width=width, budget=budget)
+    return EngineSettings(tree=tree, graphs="on", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_a_forced_pair(tmp_path: Path, shape: str) -> None:
+    target = Target.load(save_forced_target(tmp_path / "t"), dtype=torch.float32, device=CUDA)
+    head = load_head(save_forced_head(tmp_path / "h"))
+    asked = [[CIRCLE[start]] * 3 for start in (0, 7, 15, 22, 29)]
+    params = SamplingParams(max_tokens=120, ignore_eos=True)
+    settings = settings_of(shape)
+    plain = Engine(target, settings=replace(settings, graphs="off")).generate(asked, params)
+    usual = Engine(target, head, replace(settings, graphs="off")).generate(asked, params)
+    ahead = Engine(target, head, settings).generate(asked, params)
+    assert token_ids(ahead) == token_ids(usual) == token_ids(plain)
+    for one, other in zip(ahead, usual, strict=True):
+        assert one.stats.accept_length > 3
+        assert one.stats.accept_length == pytest.approx(other.stats.accept_length, rel=0.2)
+    alone = Engine(target, settings=settings).generate(asked, params)
+    assert token_ids(alone) == token_ids(plain)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid"])
+def test_sampled_and_greedy(architecture: str) -> None:
+    from fledge.testing import target_of, tiny_model
+
+    target = target_of(tiny_model(architecture).to(CUDA))
+    asked = prompts()
+    params = [
+        SamplingParams(max_tokens=20 + 9 * i, seed=i, temperature=(0.0, 0.7, 1.3)[i % 3])
+        for i in range(len(PROMPT_LENS))
+    ]
+    off = EngineSettings(graphs="off")
+    plain = Engine(target, settings=off).generate(asked, params)
+    head = tiny_head(target, draft_vocab_size=97)
+    for settings in (settings_of("tree"), settings_of("chain", max_requests=3)):
+        found = token_ids(Engine(target, head, settings).generate(asked, params))
+        assert found == token_ids(plain)
+
+
+def test_a_graph_does_what_was_captured() -> None:
+    graphs, value = Graphs(CUDA), torch.zeros(3, device=CUDA)
+
+    def work() -> torch.Tensor:
+        value.add_(1)
+        return value * 2
+
+    results = [graphs.run("more", work) for _ in range(4)]
+    assert [number for _, number in results] == [None, 1, 1, 1]
+    assert value.tolist() == [4, 4, 4]
+    assert results[-1][0].tolist() == [8, 8, 8]
+    assert len(graphs) == 1
