@@ -1,6 +1,6 @@
 """What an answer must look like, as a request states it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fledge.contracts.errors import ConfigError
@@ -26,6 +26,9 @@ class Grammar:
 
     is_lenient: bool = False
     """Of a JSON schema: ignore keywords that cannot be followed, instead of refusing them."""
+
+    source: str = field(default="", compare=False)
+    """The parameter that asks for it, for messages."""
 
     def __post_init__(self) -> None:
         size = len(self.text.encode("utf-8", errors="replace"))

@@ -172,8 +172,9 @@ class Engine:
         tokenizer, params = self.target.tokenizer, request.params
         detokenizer = None
         if tokenizer is not None:
-            decode = partial(tokenizer.decode, shown=frozenset(params.shown_token_ids))
-            detokenizer = Detokenizer(decode)
+            # What ends an answer is no part of its text, whatever else is shown.
+            shown = frozenset(params.shown_token_ids) - request.eos_token_ids
+            detokenizer = Detokenizer(partial(tokenizer.decode, shown=shown))
         grammar = self.grammars.start(params.grammar) if params.grammar is not None else None
         self._num_added += 1
         seq = Sequence(

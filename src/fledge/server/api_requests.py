@@ -7,9 +7,11 @@ only tell OpenAI's own service something are taken and have no effect.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fledge.server.api_errors import InvalidRequestError
+from fledge.server.format_requests import FormatFields
+from fledge.server.strict_model import StrictModel
 
 MAX_STOPS = 16
 _MAX_INT = 2**31 - 1
@@ -17,11 +19,7 @@ _Ignored = Annotated[Any, Field(default=None, description="Taken, without effect
 _TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-
-class StreamOptions(_Strict):
+class StreamOptions(StrictModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     """Usage with every chunk."""
@@ -29,7 +27,7 @@ class StreamOptions(_Strict):
     include_obfuscation: _Ignored
 
 
-class SamplingFields(_Strict):
+class SamplingFields(FormatFields):
     """What chats and completions have in common."""
 
     model: str
@@ -60,7 +58,9 @@ class SamplingFields(_Strict):
     return_draft_depths: bool | None = None
     """Give the tokens of the answer one by one, each with the depth at which it was drafted."""
 
-    skip_special_tokens: Literal[True] | None = None
+    skip_special_tokens: bool | None = None
+    """False writes special tokens into the text too."""
+
     user: _Ignored
     metadata: _Ignored
     store: _Ignored
@@ -95,7 +95,7 @@ class SamplingFields(_Strict):
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
 
-class ContentPart(_Strict):
+class ContentPart(StrictModel):
     """A part of a message; the target reads text only."""
 
     type: str
@@ -106,19 +106,19 @@ class ContentPart(_Strict):
     refusal: str | None = None
 
 
-class FunctionCall(_Strict):
+class FunctionCall(StrictModel):
     name: str
     arguments: str = "{}"
 
 
-class ToolCall(_Strict):
+class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: _Ignored
 
 
-class ChatMessage(_Strict):
+class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -131,20 +131,27 @@ class ChatMessage(_Strict):
     function_call: _Ignored
 
 
-class ToolFunction(_Strict):
+class ToolFunction(StrictModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(StrictModel):
     type: Literal["function"]
     function: ToolFunction
 
 
-class ResponseFormat(BaseModel):
-    type: str
+class FunctionName(StrictModel):
+    name: str
+
+
+class NamedTool(StrictModel):
+    """The tool that must be called."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
 
 
 class ChatRequest(SamplingFields):
@@ -155,9 +162,8 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, str | bool | int | float] | None = None
     """Variables of the target's chat template, such as `enable_thinking`."""
@@ -171,14 +177,37 @@ class ChatRequest(SamplingFields):
         """The tools that the target learns of."""
         return None if self.tool_choice == "none" else self.tools
 
+    def forced_tools(self) -> list[Tool] | None:
+        """The tools of which one must be called; None when the target is free."""
+        choice = self.tool_choice
+        if choice in (None, "none", "auto"):
+            return None
+        if not self.tools:
+            raise InvalidRequestError(
+                "tool_choice asks for a call and there are no tools.", param="tool_choice"
+            )
+        if choice == "required":
+            return self.tools
+        if not isinstance(choice, NamedTool):
+            raise unsupported(f"tool_choice {choice!r}", "tool_choice")
+        name = choice.function.name
+        named = [tool for tool in self.tools if tool.function.name == name]
+        if not named:
+            raise InvalidRequestError(
+                f"tool_choice names {name!r}, which is none of the tools.", param="tool_choice"
+            )
+        return named
+
+    @property
+    def may_call_several(self) -> bool:
+        """Whether one answer may hold more than one call."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
+
     def check_supported(self) -> None:
         """Refuse what would change the answer if only we could do it."""
-        if self.response_format is not None and self.response_format.type != "text":
-            raise unsupported(f"response_format of type {self.response_format.type!r}")
         if self.modalities is not None and self.modalities != ["text"]:
             raise unsupported(f"modalities {self.modalities}", "modalities")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise unsupported("a tool_choice other than 'none' and 'auto'", "tool_choice")
+        self.forced_tools()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError(
                 "top_logprobs is given and logprobs is not true; set both.", param="top_logprobs"
@@ -203,15 +232,15 @@ class CompletionRequest(SamplingFields):
 
     def check_supported(self) -> None:
         """Refuse what would change the answer if only we could do it."""
-        if self.echo:
-            raise unsupported("echo", "echo")
+        if self.echo and self.logprobs is not None:
+            raise unsupported("echo together with logprobs", "echo")
         if self.suffix:
             raise unsupported("suffix", "suffix")
         if self.best_of not in (None, self.num_choices):
             raise unsupported("best_of other than n", "best_of")
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(StrictModel):
     """`POST /tokenize`: a text as it stands, or a conversation."""
 
     model: str | None = None

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from fledge.contracts.outputs import TokenLogprobs
+from fledge.server.call_reader import merged, whole_calls
 from fledge.server.logprob_shapes import chat_logprobs
 from fledge.server.message_parts import MessageSplitter, Parts
 from fledge.server.shapes import MARK, NOTHING_ELSE, ChoiceState, Envelope, ShapeOptions
@@ -32,7 +33,6 @@ class ChatShape:
         self._token_text = token_text
         self._make_splitter = make_splitter
         self._splitters: dict[int, MessageSplitter] = {}
-        self._num_calls: dict[int, int] = {}
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class ChatShape:
             message["reasoning_content"] = parts.reasoning
         if parts.calls:
             message["content"] = parts.content or None
-            message["tool_calls"] = [call.to_json() for call in parts.calls]
+            message["tool_calls"] = whole_calls(parts.calls)
         return {
             "index": index,
             "message": message,
@@ -89,12 +89,7 @@ class ChatShape:
         if parts.content or (is_first and not parts):
             delta["content"] = parts.content
         if parts.calls:
-            first = self._num_calls.get(index, 0)
-            self._num_calls[index] = first + len(parts.calls)
-            delta["tool_calls"] = [
-                {"index": number, **call.to_json()}
-                for number, call in enumerate(parts.calls, start=first)
-            ]
+            delta["tool_calls"] = [call.to_json() for call in merged(parts.calls)]
         return delta
 
     def _take_apart(

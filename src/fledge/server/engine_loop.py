@@ -15,7 +15,18 @@ import torch
 from fledge.contracts.errors import FledgeError
 from fledge.engine.engine import Engine
 from fledge.engine.sequence import Sequence
-from fledge.server.wire import Cancel, Finish, Order, Piece, Refusal, Report, Submit, TokenOrigin
+from fledge.server.grammar_lane import GrammarLane, refusal_of
+from fledge.server.wire import (
+    Cancel,
+    Compiled,
+    Finish,
+    Order,
+    Piece,
+    Refusal,
+    Report,
+    Submit,
+    TokenOrigin,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +60,7 @@ class EngineLoop:
     ) -> None:
         self._engine, self._orders, self._send = engine, orders, send
         self._live: dict[int, _Live] = {}
+        self._grammars = GrammarLane(engine.grammars, orders)
         self._refusals: list[Refusal] = []
         self._num_failures = 0
         self._told = 0.0
@@ -61,6 +73,7 @@ class EngineLoop:
     def turn(self) -> None:
         """Take the orders that are there, make one pass if there is work, tell what it brought."""
         self._take_orders()
+        self._refusals += self._grammars.overdue()
         had_work = self._engine.has_work
         if had_work:
             self._step()
@@ -75,10 +88,14 @@ class EngineLoop:
             except queue.Empty:
                 return
             has_work = True
-            if isinstance(order, Submit):
+            if isinstance(order, Cancel):
+                self._cancel(order)
+            elif isinstance(order, Compiled):
+                self._submit_compiled(order)
+            elif order.params.grammar is None:
                 self._submit(order)
             else:
-                self._cancel(order)
+                self._grammars.compile(order)
 
     def _submit(self, order: Submit) -> None:
         try:
@@ -91,7 +108,15 @@ class EngineLoop:
             _log.exception("a request could not be taken")
             self._refusals.append(Refusal(order.number, f"unexpected {error!r}", False))
 
+    def _submit_compiled(self, compiled: Compiled) -> None:
+        order = self._grammars.take(compiled.number)
+        if order is not None and compiled.error is not None:
+            self._refusals.append(refusal_of(order, compiled.error))
+        elif order is not None:
+            self._submit(order)
+
     def _cancel(self, order: Cancel) -> None:
+        self._grammars.forget(order.numbers)
         gone = [self._live.pop(number) for number in order.numbers if number in self._live]
         self._engine.abort([live.seq for live in gone])
         self._told = 0.0  # whoever looks at the figures sees at once that they are gone

@@ -20,6 +20,7 @@ from fledge.contracts.errors import FledgeError
 from fledge.contracts.progress import SilentProgress, Task
 from fledge.engine.engine import Engine
 from fledge.server.engine_loop import EngineBrokenError, EngineLoop
+from fledge.server.grammar_lane import prepare_grammars
 from fledge.server.wire import (
     EngineChoice,
     EngineFacts,
@@ -92,6 +93,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_read, args=(incoming, orders), daemon=True).start()
     try:
         engine = _load(choice, sender)
+        prepare_grammars(engine)
     except FledgeError as error:
         sender.send(LoadFailure(str(error), error.exit_code))
         return error.exit_code

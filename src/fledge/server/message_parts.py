@@ -3,7 +3,8 @@
     <think> reasoning </think> content <tool_call> ... </tool_call>
 
 What may still turn out to be a tag, or a call, is held back; what was taken for a call and is none
-becomes content again, so that no text is lost.
+becomes content again, so that no text is lost. A call is handed out while it is written, as soon as
+its name is known and its arguments begin.
 """
 
 from collections.abc import Sequence
@@ -11,17 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fledge.models.said import END_THINK, THINK
-from fledge.server.call_formats import (
-    CLOSE_CALL,
-    OPEN_CALL,
-    Call,
-    CallFormat,
-    may_be_calls,
-    parse_hermes,
-    parse_whole,
-)
+from fledge.server.call_formats import OPENINGS, CallFormat, may_be_calls
+from fledge.server.call_reader import CallDelta, CallReader, head_pattern
 
-Place = Literal["start", "reasoning", "content", "undecided", "call", "plain"]
+Place = Literal["start", "reasoning", "content", "undecided", "calls", "plain"]
 
 
 @dataclass(slots=True)
@@ -30,7 +24,7 @@ class Parts:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
@@ -46,12 +40,18 @@ class MessageSplitter:
         is_thinking: bool,
         calls: CallFormat | None,
         tool_names: Sequence[str] = (),
+        max_calls: int | None = None,
     ) -> None:
         """`is_thinking` when the prompt opens the reasoning; `calls` when tools were offered."""
         self._place: Place = "content"
         if can_think:
             self._place = "reasoning" if is_thinking else "start"
-        self._calls, self._names = calls, tool_names
+        self._calls, self._names, self._max_calls = calls, tool_names, max_calls
+        self._reader: CallReader | None = None
+        self._mark = ""
+        """What the calls were opened with."""
+
+        self._num_calls = 0
         self._held = ""
         self._has_said = False
         """Something of the present part was handed out."""
@@ -88,18 +88,52 @@ class MessageSplitter:
             self._place = "undecided" if is_whole else "plain"
             return True
         if self._place == "undecided":
-            assert self._calls is not None
-            if may_be_calls(self._held, self._calls, self._names):
-                return False
-            self._place = "plain"
-            return True
-        if self._place == "call":
-            return self._read_call(parts)
-        if self._calls == "hermes":
-            return self._until(OPEN_CALL, "call", parts)
+            return self._decide()
+        if self._place == "calls":
+            return self._read_calls(parts)
+        if self._calls is not None:
+            self._mark = OPENINGS[self._calls]
+            return self._until(self._mark, "calls", parts)
         self._say(self._held, parts)
         self._held = ""
         return False
+
+    def _decide(self) -> bool:
+        """Whether an answer without a mark is calls; whether that is known."""
+        assert self._calls is not None
+        match = head_pattern(self._calls, self._names).match(self._held)
+        if match is not None:
+            self._mark, self._place = "", "calls"
+            return True
+        if may_be_calls(self._held, self._calls, self._names):
+            return False
+        self._place = "plain"
+        return True
+
+    def _read_calls(self, parts: Parts) -> bool:
+        """Whatever is held belongs to the calls, until they are over."""
+        assert self._calls is not None
+        if self._reader is None:
+            self._reader = CallReader(
+                self._calls,
+                self._names,
+                first_index=self._num_calls,
+                max_calls=self._max_calls,
+            )
+        reader = self._reader
+        held, self._held = self._held, ""
+        parts.calls += reader.feed(held)
+        if not reader.is_over:
+            return False
+        self._held = reader.behind
+        self._leave_calls(reader, parts)
+        return True
+
+    def _leave_calls(self, reader: CallReader, parts: Parts) -> None:
+        if reader.failed is not None:
+            parts.content += self._mark + reader.failed
+        self._num_calls = reader.next_index
+        self._reader, self._place = None, "plain"
 
     def _until(self, tag: str, following: Place, parts: Parts) -> bool:
         """Hand out what comes before a tag; line breaks around it belong to nobody."""
@@ -114,34 +148,17 @@ class MessageSplitter:
         self._held = before[len(safe) :]
         return False
 
-    def _read_call(self, parts: Parts) -> bool:
-        inside, found, behind = self._held.partition(CLOSE_CALL)
-        if not found:
-            return False
-        self._take_call(inside, found, parts)
-        self._place, self._held = "plain", behind
-        return True
-
-    def _take_call(self, inside: str, closing: str, parts: Parts) -> None:
-        calls = parse_hermes(inside)
-        if calls is None:
-            parts.content += OPEN_CALL + inside + closing
-        else:
-            parts.calls += calls
-
     def _finish(self, parts: Parts) -> None:
         """Nothing will follow: what is held back is what it looks like."""
+        if self._place == "undecided":
+            # Nothing but whole calls, or a text like any other.
+            self._mark, self._place = "", "calls"
+            self._read_calls(parts)
+        if self._place == "calls" and self._reader is not None:
+            parts.calls += self._reader.finish()
+            self._leave_calls(self._reader, parts)
         held, self._held = self._held, ""
-        if self._place == "call":
-            self._take_call(held, "", parts)
-        elif self._place == "undecided":
-            assert self._calls is not None
-            calls = parse_whole(held, self._calls, self._names)
-            if calls is None:
-                parts.content += held
-            else:
-                parts.calls += calls
-        elif not (self.has_calls or parts.calls) or held.strip():
+        if not (self.has_calls or parts.calls) or held.strip():
             self._say(held, parts)
 
     def _enter(self, place: Place, held: str) -> None:

@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 from fledge.contracts.conversation import Message
 from fledge.contracts.errors import RequestError
-from fledge.models.said import THINK
 from fledge.models.tokenizer import TargetTokenizer, TemplateRefusal
 from fledge.server.api_errors import InvalidRequestError
-from fledge.server.api_requests import ChatMessage, ContentPart, Tool, unsupported
-from fledge.server.call_formats import format_of
+from fledge.server.api_requests import ChatMessage, ChatRequest, ContentPart, Tool, unsupported
 from fledge.server.message_parts import MessageSplitter
+from fledge.server.target_marks import Reasoning, TargetMarks
 from fledge.server.token_text import TokenText
 
 T = TypeVar("T")
@@ -74,9 +73,7 @@ class PromptReader:
         self._short, self._long = _Lane(short, "tokenizer"), _Lane(long, "long-tokenizer")
         self.has_chat_template = short.has_chat_template
         self.token_text = TokenText(short)
-        template = short.template_text
-        self._call_format = format_of(template)
-        self._can_think = THINK in short.tags or THINK in template
+        self.marks = TargetMarks.of(short)
 
     @classmethod
     def load(cls, target_dir: Path) -> "PromptReader":
@@ -122,20 +119,36 @@ class PromptReader:
         size = sum(len(str(message.get("content") or "")) for message in plain)
         return tuple(await self._lane(size).run(work))
 
-    def splitting(
-        self, prompt: Sequence[int], tools: Sequence[Tool] | None
-    ) -> Callable[[], MessageSplitter] | None:
-        """How answers to a prompt are taken apart; None when they are only content."""
-        calls = self._call_format if tools else None
-        if calls is None and not self._can_think:
-            return None
+    async def write_text(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt that was given as token ids."""
+
+        def work(tokenizer: TargetTokenizer) -> str:
+            return tokenizer.decode(token_ids)
+
+        return await self._lane(len(token_ids)).run(work)
+
+    def reasoning_after(self, prompt: Sequence[int]) -> Reasoning:
+        """What may come first in the answer to a prompt."""
+        if not self.marks.can_think:
+            return "none"
         tail = "".join(self.token_text.text_of(one) for one in prompt[-_TAIL_TOKENS:])
+        return self.marks.reasoning_after(tail)
+
+    def splitting(
+        self, chat: ChatRequest, reasoning: Reasoning
+    ) -> Callable[[], MessageSplitter] | None:
+        """How answers to a chat are taken apart; None when they are only content."""
+        tools = chat.offered_tools
+        calls = self.marks.calls if tools else None
+        if calls is None and reasoning == "none":
+            return None
         return partial(
             MessageSplitter,
-            can_think=self._can_think,
-            is_thinking=tail.rstrip().endswith(THINK),
+            can_think=reasoning != "none",
+            is_thinking=reasoning == "open",
             calls=calls,
             tool_names=tuple(tool.function.name for tool in tools or ()),
+            max_calls=None if chat.may_call_several else 1,
         )
 
     def _lane(self, num_characters: int) -> _Lane:

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from fledge.contracts.toml_settings import to_plain
 from fledge.server.answer_response import AnswerResponse
+from fledge.server.answer_rules import rules_of
 from fledge.server.answers import Answers
 from fledge.server.api_errors import InvalidRequestError
 from fledge.server.api_keys import ANYONE
@@ -55,7 +56,12 @@ async def create_completion(completion: CompletionRequest, request: Request) -> 
         prompts = [
             await reader.read_text(one) if isinstance(one, str) else tuple(one) for one in several
         ]
-        return _answer(service, request, completion, prompts)
+        echoes = None
+        if completion.echo:
+            echoes = [
+                one if isinstance(one, str) else await reader.write_text(one) for one in several
+            ]
+        return _answer(service, request, completion, prompts, echoes)
 
 
 def _answer(
@@ -63,14 +69,20 @@ def _answer(
     request: Request,
     asked: ChatRequest | CompletionRequest,
     prompts: Sequence[tuple[int, ...]],
+    echoes: Sequence[str] | None = None,
 ) -> Response:
     """Check what is asked for each prompt, and answer all of them."""
-    orders = []
-    for prompt in prompts:
+    orders, choices = [], []
+    reader = service.prompts
+    for number, prompt in enumerate(prompts):
         if not prompt:
             raise InvalidRequestError("the prompt has no tokens.", param="prompt")
         service.allowance.check_prompt(len(prompt))
-        orders += [(prompt, params) for params in params_of(asked, service.allowance, len(prompt))]
+        rules = rules_of(asked, reader.marks, reader.reasoning_after(prompt))
+        echo = echoes[number] if echoes is not None else ""
+        for params in params_of(asked, service.allowance, len(prompt)):
+            orders.append((prompt, rules.applied_to(params)))
+            choices.append(ChoiceState(prompt, echo))
     if not orders:
         raise InvalidRequestError("there is no prompt to answer.", param="prompt")
     fields = request.state.fields
@@ -93,7 +105,7 @@ def _answer(
     return AnswerResponse(
         service,
         submit,
-        [ChoiceState(prompt) for prompt, _ in orders],
+        choices,
         _shape(service, asked, prompts[0]),
         is_stream=bool(asked.stream),
     )
@@ -115,7 +127,7 @@ def _shape(
     )
     token_text = service.prompts.token_text
     if isinstance(asked, ChatRequest):
-        splitting = service.prompts.splitting(prompt, asked.offered_tools)
+        splitting = service.prompts.splitting(asked, service.prompts.reasoning_after(prompt))
         return ChatShape(options, token_text, splitting, is_stream=is_stream)
     return CompletionShape(options, token_text)
 

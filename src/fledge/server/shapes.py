@@ -25,6 +25,9 @@ class ChoiceState:
     """What is known of one choice so far."""
 
     prompt_token_ids: tuple[int, ...]
+    echo: str = ""
+    """What the text of a completion begins with: its prompt, if that was asked for."""
+
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -181,6 +184,7 @@ class CompletionShape:
         self._envelope = Envelope("cmpl", "text_completion", options)
         self._token_text = token_text
         self._offsets: dict[int, int] = {}
+        self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
         entries = []
@@ -189,7 +193,7 @@ class CompletionShape:
             entries.append(
                 {
                     "index": index,
-                    "text": state.text,
+                    "text": state.echo + state.text,
                     "logprobs": self._logprobs(index, state.logprobs),
                     "finish_reason": state.finish.reason,
                     **self._envelope.ids(state.token_ids, state, is_first=True),
@@ -199,13 +203,15 @@ class CompletionShape:
         return self._envelope.response(entries, choices)
 
     def chunk(self, index: int, piece: Piece, choices: Sequence[ChoiceState]) -> bytes:
+        is_first = index not in self._begun
+        self._begun.add(index)
+        text = choices[index].echo + piece.text if is_first else piece.text
         if self._envelope.is_plain and piece.finish is None:
             entry: dict[str, Any] = {"index": index, "text": MARK, **NOTHING_ELSE}
-            return self._envelope.quick_event(index, entry, piece.text)
-        is_first = index not in self._offsets
+            return self._envelope.quick_event(index, entry, text)
         entry = {
             "index": index,
-            "text": piece.text,
+            "text": text,
             "logprobs": self._logprobs(index, piece.logprobs or ()),
             "finish_reason": piece.finish.reason if piece.finish else None,
             **self._envelope.ids(piece.token_ids, choices[index], is_first=is_first),

@@ -241,7 +241,7 @@ class EngineSupervisor:
         answers = self._waiting.pop(event.number, None)
         if answers is not None:
             kind = InvalidRequestError if event.is_clients_fault else FailedRequestError
-            answers.fail(kind(event.message))
+            answers.fail(kind(event.message, param=event.param))
 
     def fail_all(self, error: ApiError) -> None:
         """Tell everyone who waits."""

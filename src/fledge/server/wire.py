@@ -51,7 +51,14 @@ class Cancel(NamedTuple):
     numbers: tuple[int, ...]
 
 
-Order = Submit | Cancel
+class Compiled(NamedTuple):
+    """The grammar of a request is known now, or will never be."""
+
+    number: int
+    error: str | None
+
+
+Order = Submit | Cancel | Compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,8 @@ class Refusal(NamedTuple):
     number: int
     message: str
     is_clients_fault: bool
+    param: str | None = None
+    """The parameter that is at fault."""
 
 
 class Report(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fledge.server.call_formats import Call, format_of
+from fledge.server.call_formats import format_of
+from fledge.server.call_reader import whole_calls
 from fledge.server.message_parts import MessageSplitter, Parts
 
 NAMES = ("get_time", "add")
@@ -27,12 +28,14 @@ def split(text: str, portion: int, **options: Any) -> tuple[str, str, list[tuple
         whole.reasoning += parts.reasoning
         whole.calls += parts.calls
     assert splitter.has_calls == bool(whole.calls)
-    return whole.reasoning, whole.content, [read(call) for call in whole.calls]
+    indices = [delta.index for delta in whole.calls]
+    assert indices == sorted(indices)
+    return whole.reasoning, whole.content, [read(call) for call in whole_calls(whole.calls)]
 
 
-def read(call: Call) -> tuple[str, Any]:
-    assert call.to_json()["type"] == "function"
-    return call.name, json.loads(call.arguments)
+def read(call: dict[str, Any]) -> tuple[str, Any]:
+    assert call["type"] == "function"
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
 
 
 @pytest.mark.parametrize("portion", [1, 3, 7, 1000])
@@ -146,8 +149,88 @@ def test_ids_are_what_templates_want() -> None:
     splitter = MessageSplitter(
         can_think=False, is_thinking=False, calls="mistral", tool_names=NAMES
     )
-    (call,) = splitter.feed('[{"name": "add", "arguments": {}}]', is_last=True).calls
-    assert len(call.id) == 9
+    parts = splitter.feed('[{"name": "add", "arguments": {}}]', is_last=True)
+    (call,) = whole_calls(parts.calls)
+    assert len(call["id"]) == 9
     splitter = MessageSplitter(can_think=False, is_thinking=False, calls="hermes")
-    (call,) = splitter.feed(HERMES, is_last=True).calls
-    assert call.id.startswith("call_")
+    (call,) = whole_calls(splitter.feed(HERMES, is_last=True).calls)
+    assert call["id"].startswith("call_")
+
+
+def stream(text: str, kind: Any, portion: int = 4, **options: Any) -> list[dict[str, Any]]:
+    """The pieces of the calls, as a stream shows them."""
+    splitter = MessageSplitter(
+        can_think=False, is_thinking=False, calls=kind, tool_names=NAMES, **options
+    )
+    deltas: list[dict[str, Any]] = []
+    for start in range(0, len(text), portion):
+        parts = splitter.feed(text[start : start + portion], is_last=start + portion >= len(text))
+        assert not parts.content.strip()
+        deltas += [delta.to_json() for delta in parts.calls]
+    return deltas
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "}<\\"", "b": [2]}}</tool_call>'),
+        ("llama3", '{"name": "add", "parameters": {"a": "}<\\"", "b": [2]}}'),
+        (
+            "llama3",
+            '<|python_tag|>{"type": "function", "name": "add", "parameters": '
+            '{"a": "}<\\"", "b": [2]}}',
+        ),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": "}<\\"", "b": [2]}}]'),
+        ("mistral", 'add[CALL_ID]x1[ARGS]{"a": "}<\\"", "b": [2]}'),
+    ],
+)
+def test_calls_are_streamed_while_they_are_written(kind: str, text: str) -> None:
+    first, *rest = stream(text, kind)
+    assert first["function"] == {"name": "add", "arguments": ""}
+    assert (first["index"], first["type"]) == (0, "function")
+    assert len(rest) > 4
+    assert all(delta.keys() == {"index", "function"} for delta in rest)
+    arguments = "".join(delta["function"]["arguments"] for delta in rest)
+    assert json.loads(arguments) == {"a": '}<"', "b": [2]}
+
+
+def test_second_call_has_the_second_index() -> None:
+    deltas = stream(HERMES + "\n" + HERMES, "hermes")
+    names = [(delta["index"], delta["function"]["name"]) for delta in deltas if "id" in delta]
+    assert names == [(0, "get_time"), (1, "get_time")]
+
+
+def test_no_more_calls_than_asked_for() -> None:
+    both = '{"name": "add", "parameters": {}}; {"name": "get_time", "parameters": {}}'
+    deltas = stream(both, "llama3", max_calls=1)
+    assert [delta["function"].get("name") for delta in deltas if "id" in delta] == ["add"]
+    assert {delta["index"] for delta in stream(HERMES + HERMES, "hermes", max_calls=1)} == {0}
+
+
+@pytest.mark.parametrize("portion", [1, 5, 1000])
+def test_calls_that_are_cut_short_stay_calls(portion: int) -> None:
+    """As far as they go: the client sees by the finish reason that something is missing."""
+    (first, *rest) = stream(
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b', "hermes", portion
+    )
+    assert first["function"]["name"] == "add"
+    assert "".join(one["function"]["arguments"] for one in rest) == '{"a": 1, "b'
+    deltas = stream(
+        '<tool_call>{"name": "add", "arguments": {"a": 1</tool_call>', "hermes", portion
+    )
+    assert "".join(one["function"]["arguments"] for one in deltas) == '{"a": 1'
+
+
+@pytest.mark.parametrize("portion", [1, 6, 1000])
+def test_unusual_calls_are_read_when_they_are_whole(portion: int) -> None:
+    late = '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>'
+    assert split(late, portion, calls="hermes")[2] == [("add", {"a": 1})]
+    said = 'Let me see.[TOOL_CALLS]add[ARGS]{"a": 1}'
+    assert split(said, portion, calls="mistral") == ("", "Let me see.", [("add", {"a": 1})])
+    names = ("get", "get_time")
+    long = split('get_time{"zone": "é"}', portion, calls="mistral", tool_names=names)
+    assert long[2] == [TIME]
+    odd = "<|python_tag|>print(1)"
+    assert split(odd, portion, calls="llama3") == ("", odd, [])
+    strange = '[TOOL_CALLS][{"name": "other", "arguments": {}}]'
+    assert split(strange, portion, calls="mistral") == ("", strange, [])

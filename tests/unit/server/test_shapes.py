@@ -75,7 +75,11 @@ def test_a_stream_with_reasoning_and_calls(portion: int) -> None:
     assert "".join(delta.content or "" for delta in deltas) == "Wait."
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "hm"
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert [(call.index, call.function.name) for call in calls] == [(0, "add"), (1, "add")]
+    named = [(call.index, call.function.name) for call in calls if call.id is not None]
+    assert named == [(0, "add"), (1, "add")]
+    for index in (0, 1):
+        pieces = [call.function.arguments for call in calls if call.index == index]
+        assert json.loads("".join(pieces)) == {"a": 1}
     assert found[-1].choices[0].finish_reason == "tool_calls"
 
 
