@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fledge.contracts.errors import CapacityError, MismatchError
 from fledge.models.self_check import check_reading
 from fledge.models.target import Target
+from fledge.models.target_path import choose_target_path
 from fledge.ops import document_attention
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.document_attention import DocumentAttention, attend_documents_plain
@@ -188,7 +189,10 @@ def test_out_of_memory_says_what_to_lower() -> None:
     _, target = pair("qwen2")
     hook = target.layers[1].register_forward_pre_hook(fail)
     try:
-        with pytest.raises(CapacityError, match="cpu ran out of memory reading 11 tokens at once"):
+        with (
+            choose_target_path("plain"),
+            pytest.raises(CapacityError, match="cpu ran out of memory reading 11 tokens at once"),
+        ):
             target.read(token_ids(11), make_documents([11], CPU), (1, 2))
     finally:
         hook.remove()

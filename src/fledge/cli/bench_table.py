@@ -46,7 +46,7 @@ def crossover_text(comparison: Mapping[str, Any]) -> str:
     elif where <= crossover["from"]:
         end = f"not faster even at {crossover['from']:g} at once"
     else:
-        end = f"faster up to about {where:.3g} at once"
+        end = f"faster up to about {where:.0f} at once"
     return f"{arm} against {baseline}: {speedups}; {end}"
 
 

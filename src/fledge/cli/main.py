@@ -32,6 +32,7 @@ VERBS = (
     "sweep",
     "select",
     "bench",
+    "report",
     "serve",
     "doctor",
 )

@@ -71,8 +71,16 @@ def attend_packed(
     spec: AttentionSpec,
 ) -> Tensor:
     """Store the pass's keys and values, then attend; returns [T, H, D]."""
+    slots_T = packed.view(spec.window).write_slots_T
+    memory.for_window(spec.window).write(layer, slots_T, keys_TGD, values_TGD)
+    return attend_stored(packed, memory, layer, query_THD, spec)
+
+
+def attend_stored(
+    packed: Pass, memory: KVMemory, layer: int, query_THD: Tensor, spec: AttentionSpec
+) -> Tensor:
+    """Attend where the pass's keys and values are stored already; returns [T, H, D]."""
     view, pool = packed.view(spec.window), memory.for_window(spec.window)
-    pool.write(layer, view.write_slots_T, keys_TGD, values_TGD)
 
     def attend_views() -> Tensor:
         return _attend_views(view, pool, layer, query_THD, spec)

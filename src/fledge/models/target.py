@@ -1,4 +1,7 @@
-"""The target: transformers' model code, our attention, our cache, explicit positions, taps.
+"""The target: our own layers or transformers' model code, our attention, our cache, taps.
+
+Families that fledge has layers for run on them (`FastDecoder`, which states what a pass may rely
+on); the others, and all with `FLEDGE_TARGET_PATH=plain`, run transformers' modules.
 
 A pass takes a `PackedPass` and returns logits for the rows asked for, and the residual stream after
 the tapped layers; `read` takes whole documents, makes no logits and keeps no cache. Layers are
@@ -18,9 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fledge.contracts.errors import CapacityError, ConfigError
+from fledge.contracts.errors import CapacityError, ConfigError, MismatchError
 from fledge.models.attention import ATTENTION_NAME, AttentionCall, DocumentsCall
+from fledge.models.fast_decoder import FastDecoder
+from fledge.models.fast_layers import NoFastLayersError
 from fledge.models.target_loading import load_model
+from fledge.models.target_path import target_path
 from fledge.models.target_reading import Readout, TargetReading, readout_of
 from fledge.models.tokenizer import TargetTokenizer
 from fledge.ops.document_attention import DocumentAttention
@@ -61,6 +67,9 @@ class Target:
         self.vocab_size = int(config.vocab_size)
         self.context_len = int(config.max_position_embeddings)
         self.eos_token_ids = _eos_token_ids(model)
+        self._fast: FastDecoder | None = None
+        self.why_plain: str | None = None
+        """Why passes run transformers' layers, once a first pass has asked for ours in vain."""
 
     @classmethod
     def load(cls, directory: Path, *, dtype: torch.dtype, device: torch.device) -> "Target":
@@ -130,45 +139,80 @@ class Target:
         taps: Sequence[int] = (),
     ) -> TargetOutput:
         """One pass; logits for `logit_rows` of the packed tokens, all of them when None."""
+        fast = self._fast_decoder()
+        try:
+            if fast is not None:
+                logits_RV, columns = fast.forward(packed, memory, logit_rows_R, taps)
+            else:
+                logits_RV, columns = self._forward_plain(packed, memory, logit_rows_R, taps)
+            features = torch.cat(columns, dim=-1) if taps else None
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"{self.device} ran out of memory in a pass of {packed.num_tokens} tokens; "
+                "lower max_requests, use shorter prompts, or load in bfloat16."
+            ) from error
+        return TargetOutput(logits_RV=logits_RV, features_TF=features)
+
+    def _forward_plain(
+        self, packed: Pass, memory: KVMemory, logit_rows_R: Tensor | None, taps: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
         with self._captured(taps) as captured:
-            try:
-                output = self._model(
-                    input_ids=packed.token_ids_T[None],
-                    position_ids=packed.positions_T[None],
-                    use_cache=False,
-                    logits_to_keep=0 if logit_rows_R is None else logit_rows_R,
-                    fledge_call=AttentionCall(packed, memory),
-                )
-            except torch.OutOfMemoryError as error:
-                raise CapacityError(
-                    f"{self.device} ran out of memory in a pass of {packed.num_tokens} tokens; "
-                    "lower max_requests, use shorter prompts, or load in bfloat16."
-                ) from error
-        features = torch.cat([captured[tap] for tap in taps], dim=-1) if taps else None
-        return TargetOutput(logits_RV=output.logits[0], features_TF=features)
+            output = self._model(
+                input_ids=packed.token_ids_T[None],
+                position_ids=packed.positions_T[None],
+                use_cache=False,
+                logits_to_keep=0 if logit_rows_R is None else logit_rows_R,
+                fledge_call=AttentionCall(packed, memory),
+            )
+        return output.logits[0], [captured[tap] for tap in taps]
 
     @torch.no_grad()
     def read(
         self, token_ids_T: Tensor, documents: Documents, taps: Sequence[int] = ()
     ) -> TargetReading:
         """Read whole documents: no logits, no cache."""
+        fast = self._fast_decoder()
+        try:
+            if fast is not None:
+                return fast.read(token_ids_T, documents, taps)
+            return self._read_plain(token_ids_T, documents, taps)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"{self.device} ran out of memory reading {documents.num_tokens} tokens at "
+                "once; lower capture.pass_tokens or train.micro_tokens, or load in bfloat16."
+            ) from error
+
+    def _read_plain(
+        self, token_ids_T: Tensor, documents: Documents, taps: Sequence[int]
+    ) -> TargetReading:
         with self._captured(taps) as captured:
-            try:
-                output = self._model.get_decoder()(
-                    input_ids=token_ids_T[None],
-                    position_ids=documents.positions_T[None],
-                    use_cache=False,
-                    fledge_call=DocumentsCall(DocumentAttention(documents)),
-                )
-                final_TD = output.last_hidden_state[0]
-                columns = [captured[tap] for tap in taps]
-                features_TF = torch.cat(columns, dim=-1) if columns else final_TD[:, :0]
-            except torch.OutOfMemoryError as error:
-                raise CapacityError(
-                    f"{self.device} ran out of memory reading {documents.num_tokens} tokens at "
-                    "once; lower capture.pass_tokens or train.micro_tokens, or load in bfloat16."
-                ) from error
+            output = self._model.get_decoder()(
+                input_ids=token_ids_T[None],
+                position_ids=documents.positions_T[None],
+                use_cache=False,
+                fledge_call=DocumentsCall(DocumentAttention(documents)),
+            )
+        final_TD = output.last_hidden_state[0]
+        columns = [captured[tap] for tap in taps]
+        features_TF = torch.cat(columns, dim=-1) if columns else final_TD[:, :0]
         return TargetReading(features_TF, final_TD)
+
+    def _fast_decoder(self) -> FastDecoder | None:
+        """Our own layers, made when a pass first asks for them; None where passes run without."""
+        path = target_path()
+        if path == "plain":
+            return None
+        if self._fast is None and self.why_plain is None:
+            try:
+                self._fast = FastDecoder(self._model)
+            except NoFastLayersError as error:
+                self.why_plain = str(error)
+        if self._fast is None and path == "fast":
+            raise MismatchError(
+                f"FLEDGE_TARGET_PATH is 'fast', but {self.why_plain}; leave it unset to run "
+                "transformers' layers."
+            )
+        return self._fast
 
     @torch.no_grad()
     def logits_by_transformers(self, token_ids_T: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Layers are allocated when they are first written, from the shapes they bring, so
 sizes may differ between layers and from each other (multi-head latent attention).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,15 +41,17 @@ class KVPool:
         del window
         return self
 
-    def write(self, layer: int, slots_T: Tensor, *rows: Tensor) -> None:
-        """Store what new tokens bring to a layer: keys and values, or anything else by row."""
+    def hold(self, layer: int, like: Tensor, *shapes: Sequence[int]) -> tuple[Tensor, ...]:
+        """All rows of a layer by slot, made if there are none: not a copy, to be written to."""
         if layer not in self._layers:
             # Not filled: a slot is read only after it was written, and untouched pages cost nothing
-            self._layers[layer] = tuple(
-                one.new_empty(self.num_slots, *one.shape[1:]) for one in rows
-            )
+            self._layers[layer] = tuple(like.new_empty(self.num_slots, *one) for one in shapes)
             self._mover = None
-        pools = self._layers[layer]
+        return self._layers[layer]
+
+    def write(self, layer: int, slots_T: Tensor, *rows: Tensor) -> None:
+        """Store what new tokens bring to a layer: keys and values, or anything else by row."""
+        pools = self.hold(layer, rows[0], *(one.shape[1:] for one in rows))
 
         def write_plain() -> None:
             for pool, fresh in zip(pools, rows, strict=True):

@@ -21,7 +21,7 @@ SCHEMA = 1
 
 CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
 FEATURES, HEAD, SWEEP = "features", "head", "sweep"
-BENCH = "bench"
+BENCH, TUNING = "bench", "tuning"
 SCORECARD = "scorecard"
 """What directories hold."""
 
@@ -34,6 +34,7 @@ _MADE_BY = {
     SWEEP: "sweep",
     SCORECARD: "select",
     BENCH: "bench",
+    TUNING: "tune",
 }
 
 
