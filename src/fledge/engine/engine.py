@@ -8,7 +8,7 @@
 Without a head every tree is a root and the same cycle is plain decoding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from fledge.contracts.errors import RequestError
 from fledge.contracts.outputs import Chunk, Completion, EngineStats
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.settings import EngineSettings
+from fledge.contracts.settings import AcceptRule, EngineSettings
 from fledge.engine.controller import make_controller
 from fledge.engine.cycle import Cycle
 from fledge.engine.drafter import Drafter, NoDrafter
@@ -38,7 +38,14 @@ from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
 from fledge.models.self_check import TESTED_MODEL_TYPES, check_same_as_transformers
 from fledge.models.target import Target
+from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
 from fledge.ops.logit_rules import TokenCounts
+from fledge.ops.synthetic_walk import SyntheticWalk
+
+_RULES: dict[AcceptRule, Callable[..., Walk]] = {
+    "gumbel": walk_gumbel,
+    "rejection": walk_rejection,
+}
 
 
 class Engine:
@@ -52,11 +59,13 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         times: PassTimes | None = None,
+        measured_with: SyntheticWalk | None = None,
     ) -> None:
         """`drafter` replaces the head, for tests and for other kinds of draft.
 
         `times` is what the adaptive controller needs to know of the machine; without it drafting
-        follows the settings in every cycle.
+        follows the settings in every cycle. `measured_with` makes drafts right by chance and the
+        answers worthless: it is for measuring an engine, and no command that answers has it.
         """
         self.target = target
         self.settings = settings or EngineSettings()
@@ -67,7 +76,8 @@ class Engine:
         self._drafter = drafter
         self._cache = make_cache(target, drafter, self.settings)
         drafter.attach(self._cache)
-        self._verifier = Verifier(target, self.settings.accept, self._cache, drafter)
+        walk = measured_with or _RULES[self.settings.accept]
+        self._verifier = Verifier(target, self._cache, drafter, walk)
         self._scheduler = Scheduler(self._cache, self.settings)
         self._controller = make_controller(
             self.settings, times, max_pass_tokens=self.settings.max_pass_tokens
@@ -80,7 +90,7 @@ class Engine:
             scheduler=self._scheduler,
             drafter=drafter,
             verifier=self._verifier,
-            steady=Steady(target, self._cache, drafter, self.settings),
+            steady=Steady(target, self._cache, drafter, self.settings, walk),
             controller=self._controller,
             settings=self.settings,
         )

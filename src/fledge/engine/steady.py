@@ -11,6 +11,7 @@ Legend: B places of the batch.
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import Place, SteadyBatch, batch_size
 from fledge.engine.steady_cycle import SteadyCycle
 from fledge.models.target import Target
+from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.staging import receive
 from fledge.ops.tree import TreeBatch
 
@@ -75,7 +77,12 @@ class Steady:
     """Batches of requests that only decode."""
 
     def __init__(
-        self, target: Target, cache: PagedCache, drafter: Drafter, settings: EngineSettings
+        self,
+        target: Target,
+        cache: PagedCache,
+        drafter: Drafter,
+        settings: EngineSettings,
+        walk: Callable[..., Walk] = walk_gumbel,
     ) -> None:
         self._target, self._cache, self._drafter = target, cache, drafter
         self._settings = settings
@@ -83,7 +90,7 @@ class Steady:
         is_known = isinstance(drafter, HeadDrafter | NoDrafter) and settings.accept == "gumbel"
         wanted = target.device.type == "cuda" if settings.graphs == "auto" else None
         self._is_on = is_known and (wanted if wanted is not None else settings.graphs == "on")
-        self._cycle = SteadyCycle(target, cache, drafter)
+        self._cycle = SteadyCycle(target, cache, drafter, walk)
         self._graphs = Graphs(target.device)
         self._batches: dict[int, SteadyBatch] = {}
         self._started = deque[Started]()

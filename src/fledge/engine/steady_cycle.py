@@ -7,6 +7,8 @@ stay the same, and the host need not know how far the requests are.
 Legend: B places of the batch, N nodes of a tree with its root, L levels of a walk.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from fledge.engine.drafter import Drafter
 from fledge.engine.head_drafter import Draft, HeadDrafter
 from fledge.engine.steady_batch import SteadyBatch
 from fledge.models.target import Target
-from fledge.ops.accept import Walk, walk_gumbel
+from fledge.ops.accept import Walk
 from fledge.ops.paged import BlockTables, make_tree_pass
 from fledge.ops.tree import TreeBatch, root_only
 
@@ -25,8 +27,11 @@ from fledge.ops.tree import TreeBatch, root_only
 class SteadyCycle:
     """The two halves of a cycle over one batch."""
 
-    def __init__(self, target: Target, cache: PagedCache, drafter: Drafter) -> None:
+    def __init__(
+        self, target: Target, cache: PagedCache, drafter: Drafter, walk: Callable[..., Walk]
+    ) -> None:
         self._target, self._cache, self._drafter = target, cache, drafter
+        self._walk = walk
 
     @torch.no_grad()
     def draft(self, batch: SteadyBatch, plan: DraftPlan) -> tuple[TreeBatch, Tensor | None]:
@@ -54,7 +59,7 @@ class SteadyCycle:
         if output.features_TF is not None:
             self._drafter.remember(output.features_TF, packed)
         verified = root_only(newest_B) if trees is None else trees
-        walk = walk_gumbel(
+        walk = self._walk(
             output.logits_RV,
             packed.node_rows(verified.max_size),
             verified,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.settings import EngineSettings
+from fledge.engine.graphs import Graphs
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.pass_times_cache import load_or_measure, machine_key
 from fledge.models.attention import attend_packed
@@ -31,7 +32,7 @@ def measure_pass_times(
     timer = _PassTimer(target, head)
     shape = f"{head.config}"
     return load_or_measure(
-        f"{machine_key(target.device)} | {name} | {target.dtype} | {shape}",
+        f"{machine_key(target.device)} | {name} | {target.dtype} | {shape} | captured",
         default_cache_dir(),
         max_tokens=min(_MOST_TOKENS, settings.max_pass_tokens),
         measure_target=timer.target_s,
@@ -46,25 +47,35 @@ class _PassTimer:
     def __init__(self, target: Target, head: Eagle3Head) -> None:
         self._target, self._head = target, head
         self._taps = head.config.resolve_taps(target.num_layers)
+        self._graphs = Graphs(target.device)
+        self._passes: dict[tuple[str, int], Callable[[], object]] = {}
 
     def target_s(self, num_tokens: int) -> float:
         """A pass of so many tokens, features and logits included."""
-        packed, memory = _chain(num_tokens, 0, self._target.device), KVPool(num_tokens)
-        return self._timed(lambda: self._target.forward(packed, memory, taps=self._taps))
+        return self._timed("target", num_tokens, self._target_pass)
 
     def context_s(self, num_context: int) -> float:
         """A pass of one token that sees so many."""
+        return self._timed("context", num_context, self._context_pass)
+
+    def head_s(self, num_tokens: int) -> float:
+        """A head pass of so many tokens, logits and the choice of children included."""
+        return self._timed("head", num_tokens, self._head_pass)
+
+    def _target_pass(self, num_tokens: int) -> Callable[[], object]:
+        packed, memory = _chain(num_tokens, 0, self._target.device), KVPool(num_tokens)
+        return lambda: self._target.forward(packed, memory, taps=self._taps)
+
+    def _context_pass(self, num_context: int) -> Callable[[], object]:
         memory = KVPool(num_context + 1)
         self._target.forward(_chain(1, 0, self._target.device), memory)
         # Copies of one token stand for the others: reading so many would take a while.
         slots = torch.arange(num_context + 1, device=self._target.device)
         memory.move(torch.zeros_like(slots), slots)
         packed = _chain(1, num_context, self._target.device)
-        return self._timed(lambda: self._target.forward(packed, memory, taps=self._taps))
+        return lambda: self._target.forward(packed, memory, taps=self._taps)
 
-    @torch.no_grad()
-    def head_s(self, num_tokens: int) -> float:
-        """A head pass of so many tokens, logits and the choice of children included."""
+    def _head_pass(self, num_tokens: int) -> Callable[[], object]:
         head, packed, memory = (
             self._head,
             _chain(num_tokens, 0, self._target.device),
@@ -76,17 +87,25 @@ class _PassTimer:
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attend_packed(packed, memory, 0, query, keys, values, spec)
 
+        @torch.no_grad()
         def run() -> None:
             embeds = head.embed(packed.token_ids_T, self._target.embedding.weight)
             output = head(embeds, hidden, packed.positions_T, attend)
             top_logprobs(head.logits(output.normed_TD), 1)
 
-        return self._timed(run)
+        return run
 
-    def _timed(self, run: Callable[[], object]) -> float:
+    def _timed(self, kind: str, size: int, make: Callable[[int], Callable[[], object]]) -> float:
+        """Seconds of one pass, as the engine runs it: captured, where there is a device for it."""
+        key = (kind, size)
+        if key not in self._passes:
+            self._passes[key] = make(size)
+            if self._target.device.type == "cuda":
+                for _ in range(2):
+                    self._graphs.run(key, self._passes[key])
         self._wait()
         started = time.perf_counter()
-        run()
+        self._graphs.run(key, self._passes[key])
         self._wait()
         return time.perf_counter() - started
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.outputs import TokenLogprobs
-from fledge.contracts.settings import AcceptRule
 from fledge.engine.accepted import compact_accepted, deepest_offered
 from fledge.engine.cache import PagedCache
 from fledge.engine.commits import Said, Yield, commit
@@ -30,17 +29,12 @@ from fledge.engine.grammar_masks import PassMasks, begin_masks
 from fledge.engine.scheduler import StepPlan
 from fledge.engine.sequence import Sequence
 from fledge.models.target import Target
-from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
+from fledge.ops.accept import Walk
 from fledge.ops.logit_rules import LogitRules, make_rules
 from fledge.ops.logprobs import read_logprobs
 from fledge.ops.paged import TreePass, make_tree_pass
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
 from fledge.ops.tree import TreeBatch, root_only, with_roots
-
-_RULES: dict[AcceptRule, Callable[..., Walk]] = {
-    "gumbel": walk_gumbel,
-    "rejection": walk_rejection,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +51,14 @@ class Verifier:
     """Runs the target for a batch of sequences and commits what it says."""
 
     def __init__(
-        self, target: Target, accept: AcceptRule, cache: PagedCache, drafter: Drafter
+        self,
+        target: Target,
+        cache: PagedCache,
+        drafter: Drafter,
+        walk: Callable[..., Walk],
     ) -> None:
         self._target = target
-        self._walk = _RULES[accept]
+        self._walk = walk
         self._cache = cache
         self._drafter = drafter
         self._sampling: Sampling | None = None

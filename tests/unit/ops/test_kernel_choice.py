@@ -32,13 +32,6 @@ def test_on_a_cpu_twins_are_taken_unless_kernels_are_asked_for() -> None:
     assert not uses_kernels(here)
 
 
-def test_kernels_that_nobody_checks_must_be_asked_for() -> None:
-    here = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
-    assert not uses_kernels(here, is_checked=False)
-    with choose_kernels("triton"):
-        assert uses_kernels(here, is_checked=False)
-
-
 def test_a_kernel_that_cannot_be_built_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
