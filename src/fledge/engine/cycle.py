@@ -111,6 +111,8 @@ class Cycle:
             self._is_waiting = False
         elif load.unread and self._drafter.num_scratch:
             self._plan = self._controller.choose(load)
+        elif load.num_requests:
+            self._plan = PLAIN
 
     def _begin_ahead(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> None:
         """Start the first of several cycles; what it says is read when the second runs."""
