@@ -63,22 +63,22 @@ class _PassTimer:
         return self._timed("head", num_tokens, self._head_pass)
 
     def _target_pass(self, num_tokens: int) -> Callable[[], object]:
-        packed, memory = _chain(num_tokens, 0, self._target.device), KVPool(num_tokens)
+        packed, memory = self._chain(num_tokens, 0), KVPool(num_tokens)
         return lambda: self._target.forward(packed, memory, taps=self._taps)
 
     def _context_pass(self, num_context: int) -> Callable[[], object]:
         memory = KVPool(num_context + 1)
-        self._target.forward(_chain(1, 0, self._target.device), memory)
+        self._target.forward(self._chain(1, 0), memory)
         # Copies of one token stand for the others: reading so many would take a while.
         slots = torch.arange(num_context + 1, device=self._target.device)
         memory.move(torch.zeros_like(slots), slots)
-        packed = _chain(1, num_context, self._target.device)
+        packed = self._chain(1, num_context)
         return lambda: self._target.forward(packed, memory, taps=self._taps)
 
     def _head_pass(self, num_tokens: int) -> Callable[[], object]:
         head, packed, memory = (
             self._head,
-            _chain(num_tokens, 0, self._target.device),
+            self._chain(num_tokens, 0),
             KVPool(num_tokens),
         )
         spec = AttentionSpec(scale=head.config.head_dim**-0.5, window=head.config.sliding_window)
@@ -113,17 +113,21 @@ class _PassTimer:
         if self._target.device.type == "cuda":
             torch.cuda.synchronize(self._target.device)
 
+    def _chain(self, num_tokens: int, num_context: int) -> TreePass:
+        """One request whose tokens lie at the slots of their numbers, whatever a layer's window is.
 
-def _chain(num_tokens: int, num_context: int, device: torch.device) -> TreePass:
-    """One request whose tokens lie at the slots of their numbers, whatever a layer's window is."""
-    num_blocks = -(-(num_context + num_tokens) // _BLOCK_SIZE)
-    table_BP = torch.arange(num_blocks, device=device)[None]
-    return make_tree_pass(
-        chain_tokens_C=torch.arange(num_tokens, device=device) % 7,
-        chain_B=torch.tensor([num_tokens], device=device),
-        context_B=torch.tensor([num_context], device=device),
-        trees=None,
-        num_rows=num_tokens,
-        tables=BlockTables(_BLOCK_SIZE, defaultdict(lambda: table_BP)),
-        num_short=0,
-    )
+        It may be longer than the target's context: positions then end with the last there is.
+        """
+        device = self._target.device
+        num_blocks = -(-(num_context + num_tokens) // _BLOCK_SIZE)
+        table_BP = torch.arange(num_blocks, device=device)[None]
+        return make_tree_pass(
+            chain_tokens_C=torch.arange(num_tokens, device=device) % 7,
+            chain_B=torch.tensor([num_tokens], device=device),
+            context_B=torch.tensor([num_context], device=device),
+            trees=None,
+            num_rows=num_tokens,
+            tables=BlockTables(_BLOCK_SIZE, defaultdict(lambda: table_BP)),
+            num_short=0,
+            last_position=self._target.context_len - 1,
+        )
