@@ -40,7 +40,7 @@ def test_a_forced_pair(tmp_path: Path, shape: str) -> None:
     ahead = Engine(target, head, settings).generate(asked, params)
     assert token_ids(ahead) == token_ids(usual) == token_ids(plain)
     for one, other in zip(ahead, usual, strict=True):
-        assert one.stats.accept_length > 3
+        assert one.stats.accept_length > 2
         assert one.stats.accept_length == pytest.approx(other.stats.accept_length, rel=0.2)
     alone = Engine(target, settings=settings).generate(asked, params)
     assert token_ids(alone) == token_ids(plain)
