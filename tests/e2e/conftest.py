@@ -3,17 +3,26 @@
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from fledge import EngineSettings
 from fledge.cli.main import main
+from fledge.contracts.batch_settings import BatchSettings
 from fledge.models.head_files import save_head
 from fledge.models.target import Target
 from fledge.testing import save_tiny_target, tiny_head
+from tests.e2e.server_support import (
+    CLIENT_TIMEOUT_S,
+    KEY,
+    KEYS_FILE,
+    RunningServer,
+    running_server,
+)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +56,37 @@ def foreign_head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random head for a target of another hidden size."""
     other = save_tiny_target(tmp_path_factory.mktemp("targets") / "wide", hidden_size=64)
     return _save_random_head(other, tmp_path_factory.mktemp("heads") / "foreign")
+
+
+@pytest.fixture(scope="session")
+def limited_server(
+    roomy_target_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """Room for two answers, and for two that wait; two keys, tight limits, no head.
+
+    Starting an engine takes seconds, so all tests that can share one do. They leave it idle, with
+    the settings and keys that they found.
+    """
+    place = tmp_path_factory.mktemp("limited-server")
+    keys_file = place / "keys.txt"
+    keys_file.write_text(KEYS_FILE, encoding="utf-8")
+    with running_server(
+        roomy_target_dir,
+        cache=place,
+        engine=EngineSettings(max_requests=2, cache_tokens=16384),
+        key=KEY,
+        api_keys_file=str(keys_file),
+        max_body_bytes=20_000,
+        max_prompt_tokens=300,
+        max_answer_tokens=6000,
+        max_choices=3,
+        max_queue=2,
+        client_timeout_s=CLIENT_TIMEOUT_S,
+        batches=BatchSettings(
+            directory=str(place / "batches"), max_file_bytes=50_000, max_lines=60, max_files=100
+        ),
+    ) as running:
+        yield running
 
 
 def _save_random_head(target_dir: Path, head_dir: Path) -> Path:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from fledge.server.serving import make_server, open_socket
 from fledge.server.wire import EngineChoice
 
 MODEL = "tiny"
+KEY, OTHER_KEY = "first-key", "second-key"
+KEYS_FILE = f"# ours\n{KEY}\n\n{OTHER_KEY}\n"
+CLIENT_TIMEOUT_S = 2.0
 PATIENCE_S = 90.0
 
 
@@ -122,6 +126,17 @@ def running_server(
     assert not thread.is_alive()
     assert service.supervisor.state == "stopped"
     assert not is_running(service)
+
+
+@contextmanager
+def altered(server: RunningServer, **settings: Any) -> Iterator[None]:
+    """Other limits for a while."""
+    before = server.service.settings
+    server.service.settings = replace(before, **settings)
+    try:
+        yield
+    finally:
+        server.service.settings = before
 
 
 def is_running(service: Service) -> bool:

@@ -10,41 +10,31 @@ import httpx
 import openai
 import pytest
 
-from fledge import EngineSettings
-from fledge.contracts.batch_settings import BatchSettings
 from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import SilentProgress
 from fledge.data.regenerate.batch_answerer import BatchAnswerer, Polling
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.stage import regenerate
-from tests.e2e.server_support import MODEL, RunningServer, running_server, wait_until
+from tests.e2e.server_support import (
+    KEY,
+    MODEL,
+    OTHER_KEY,
+    PATIENCE_S,
+    RunningServer,
+    altered,
+    wait_until,
+)
 from tests.unit.data.regenerate_support import make_source, output_bytes, simple_rows
 
-KEY, OTHER_KEY = "batch-key", "other-key"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-LONG = {"max_tokens": 3000, "temperature": 0}
+LONG = {"max_tokens": 6000, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def server(
-    roomy_target_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
-    """Room for four answers; two lines of batches at a time."""
-    place = tmp_path_factory.mktemp("server")
-    keys = place / "keys.txt"
-    keys.write_text(f"{KEY}\n{OTHER_KEY}\n", encoding="utf-8")
-    with running_server(
-        roomy_target_dir,
-        cache=place,
-        engine=EngineSettings(max_requests=4, cache_tokens=16384),
-        key=KEY,
-        api_keys_file=str(keys),
-        max_queue=2,
-        batches=BatchSettings(
-            directory=str(place / "batches"), concurrency=2, max_file_bytes=50_000, max_lines=60
-        ),
-    ) as running:
-        yield running
+@pytest.fixture
+def server(limited_server: RunningServer) -> Iterator[RunningServer]:
+    limited_server.wait_until_ready()
+    with altered(limited_server, client_timeout_s=PATIENCE_S):
+        yield limited_server
 
 
 def line(custom_id: str, url: str = COMPLETION, **body: Any) -> dict[str, Any]:
@@ -207,13 +197,13 @@ def test_people_come_before_batches(server: RunningServer) -> None:
     def complete() -> None:
         codes.append(server.complete(max_tokens=30).status_code)
 
-    # Six are admitted with a queue of two: lines of the batch take no room from them.
-    threads = [threading.Thread(target=complete) for _ in range(6)]
+    # Four are admitted, two of them into the queue: lines of the batch take no room from them.
+    threads = [threading.Thread(target=complete) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert codes == [200] * 6
+    assert codes == [200] * 4
     counts = server.openai.batches.retrieve(batch_id).request_counts
     assert counts.completed + counts.failed == 0
     assert server.openai.batches.cancel(batch_id).status == "cancelling"
@@ -227,10 +217,10 @@ def test_people_come_before_batches(server: RunningServer) -> None:
 
 
 def test_a_batch_that_takes_too_long_expires(server: RunningServer) -> None:
-    asked = [line("quick"), *(line(f"long {number}", max_tokens=12_000) for number in range(3))]
-    batch = over(server, start(server, asked, window="2s"))
+    asked = [line("quick"), *(line(f"long {number}", max_tokens=6000) for number in range(3))]
+    batch = over(server, start(server, asked, window="1s"))
     assert batch.status == "expired"
-    assert batch.expires_at == batch.created_at + 2
+    assert batch.expires_at == batch.created_at + 1
     assert results(server, batch.output_file_id).keys() <= {"quick"}
     left = results(server, batch.error_file_id)
     assert {one["error"]["code"] for one in left.values()} == {"batch_expired"}

@@ -8,8 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,56 +17,39 @@ import openai
 import pytest
 
 from fledge import Engine, EngineSettings, SamplingParams
-from tests.e2e.server_support import MODEL, RunningServer, running_server, wait_until
+from tests.e2e.server_support import (
+    CLIENT_TIMEOUT_S,
+    KEY,
+    KEYS_FILE,
+    MODEL,
+    OTHER_KEY,
+    RunningServer,
+    altered,
+    wait_until,
+)
 
-KEY, OTHER_KEY = "first-key", "second-key"
-CLIENT_TIMEOUT_S = 2.0
 ENDLESS = {"max_tokens": 6000, "temperature": 0}
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("keys") / "keys.txt"
-    file.write_text(f"# ours\n{KEY}\n\n{OTHER_KEY}\n", encoding="utf-8")
-    return file
+@pytest.fixture
+def server(limited_server: RunningServer) -> RunningServer:
+    limited_server.wait_until_ready()
+    return limited_server
 
 
-@pytest.fixture(scope="module")
-def server(
-    roomy_target_dir: Path, keys_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
-    """Room for two answers, and for two that wait; no head."""
-    with running_server(
-        roomy_target_dir,
-        cache=tmp_path_factory.mktemp("cache"),
-        engine=EngineSettings(max_requests=2, cache_tokens=16384),
-        key=KEY,
-        api_keys_file=str(keys_file),
-        max_body_bytes=20_000,
-        max_prompt_tokens=300,
-        max_answer_tokens=6000,
-        max_choices=3,
-        max_queue=2,
-        client_timeout_s=CLIENT_TIMEOUT_S,
-    ) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _ready(server: RunningServer) -> None:
-    server.wait_until_ready()
-
-
-@contextmanager
-def altered(server: RunningServer, **settings: Any) -> Iterator[None]:
-    before = server.service.settings
-    server.service.settings = replace(before, **settings)
-    try:
-        yield
-    finally:
-        server.service.settings = before
+@pytest.fixture
+def keys_file(server: RunningServer) -> Iterator[Path]:
+    """The file of keys, which is as it was afterwards."""
+    file = Path(str(server.service.settings.api_keys_file))
+    yield file
+    file.write_text(KEYS_FILE, encoding="utf-8")
+    headers = {"authorization": f"Bearer {OTHER_KEY}"}
+    wait_until(
+        lambda: httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200,
+        "the keys count again",
+    )
 
 
 def test_answers_without_a_head_equal_the_engine(
@@ -358,13 +340,27 @@ def test_clients_that_say_nothing_or_nonsense(server: RunningServer) -> None:
     assert b"request_timeout" in answers["half a body"]
 
 
-def test_a_crash_of_the_engine(server: RunningServer) -> None:
+def test_an_engine_that_hangs_is_ended_and_started_again(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed, and a process that is killed is all that there is to see of a crash."""
     facts = server.service.supervisor.facts
     assert facts is not None
     restarts = server.service.supervisor.num_restarts
+    asked = {"model": MODEL, "prompt": "x", "max_tokens": 300}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": asked}
+    file = server.openai.files.create(file=json.dumps(line).encode(), purpose="batch")
+    batch = server.openai.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
     with server.stream(**ENDLESS) as events:
         assert "text" in next(events)["choices"][0]
-        os.kill(facts.process_id, signal.SIGKILL)
+        wait_until(
+            lambda: server.openai.batches.retrieve(batch.id).status != "validating",
+            "the batch runs too",
+        )
+        os.kill(facts.process_id, signal.SIGSTOP)
+        monkeypatch.setattr(server.service.supervisor, "_stall_s", 1.5)
         *_, last = list(events)
         assert last["error"]["code"] == "engine_unavailable"
         assert "the engine stopped while it was answering" in last["error"]["message"]
@@ -377,18 +373,12 @@ def test_a_crash_of_the_engine(server: RunningServer) -> None:
     with pytest.raises(openai.InternalServerError, match="the engine is not ready"):
         server.openai.completions.create(model=MODEL, prompt="x")
     assert "fledge_engine_up 0.0" in server.http.get("/metrics").text
+    monkeypatch.undo()
     server.wait_until_ready()
     assert server.service.supervisor.num_restarts == restarts + 1
     assert server.complete(max_tokens=3, temperature=0).json()["usage"]["completion_tokens"] == 3
-
-
-def test_an_engine_that_hangs_is_started_again(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    facts = server.service.supervisor.facts
-    assert facts is not None
-    restarts = server.service.supervisor.num_restarts
-    os.kill(facts.process_id, signal.SIGSTOP)
-    monkeypatch.setattr(server.service.supervisor, "_stall_s", 1.5)
-    wait_until(lambda: server.service.supervisor.num_restarts > restarts, "it is started again")
-    assert server.http.get("/ready").json() == {"status": "restarting"}
+    wait_until(
+        lambda: server.openai.batches.retrieve(batch.id).status == "completed",
+        "the line of the batch is answered by the new engine",
+    )
+    assert server.openai.batches.retrieve(batch.id).usage.output_tokens == 300
