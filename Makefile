@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix slow gpu clean distclean
+.PHONY: help setup demo test check fix slow gpu engines clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,9 +35,13 @@ slow: setup ## tests with big downloads or long computations
 gpu: setup ## tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
 
+engines: setup ## exported heads in vLLM, llama.cpp and OpenVINO, on the CPU
+	@tools/engine_environments.sh
+	@$(BIN)/python -m pytest -m engines tests/engines
+
 clean: ## remove caches and build leftovers
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv
-	@rm -rf .venv src/*.egg-info
+distclean: clean ## clean, and remove .venv and .engines
+	@rm -rf .venv .engines src/*.egg-info

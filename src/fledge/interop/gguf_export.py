@@ -49,6 +49,13 @@ def check_gguf(head: Eagle3Head, target: TargetFacts | None) -> None:
     limits = (bias_limit, qk_norm_limit, window_limit, tap_norm_limit, num_taps_limit)
     refuse(engine, (limit(config, engine) for limit in limits))
     check_rope(config.rope_scaling, "the head")
+    taps = config.resolve_taps(target.num_layers)
+    if taps[-1] == target.num_layers:
+        raise MismatchError(
+            f"the head reads the target after {list(taps)} completed layers; of the last one "
+            "llama.cpp hands over the normed state, which the head was not trained on. Train it on "
+            f"layers below {target.num_layers} (capture.layers), or export it for vLLM."
+        )
     if not target.model_types & _READS_LAYERS:
         raise MismatchError(
             f"llama.cpp cannot hand over the layers of {target.model_type} targets; it can for "
@@ -64,14 +71,14 @@ def write_gguf(
     if not source.is_file():
         source = directory / TARGET_FILE
         if not copy_gguf(target.name, source, progress=progress):
-            _require_convertible(target)
+            require_convertible(target)
             write_target(target, source)
             write_head(head, directory / HEAD_FILE, target, vocabulary=None)
             return
     write_head(head, directory / HEAD_FILE, target, vocabulary=source)
 
 
-def _require_convertible(target: TargetFacts) -> None:
+def require_convertible(target: TargetFacts) -> None:
     if not target.model_types & CONVERTIBLE:
         raise MismatchError(
             f"a {target.model_type} target is not written as GGUF here ("

@@ -2,6 +2,7 @@
 
 <cache>/targets/<key>/          directories transformers can load, each published by one rename
 <cache>/downloads/<key>/        packages on their way to becoming a target; gone once it is there
+<cache>/exports/<key>/          heads, and GGUF targets, as another engine reads them
 <cache>/locks/<key>.lock        held while a target is made
 <cache>/hashes/<id>.json        sha256 of local files that were hashed before
 <cache>/pass_times/<id>.json    how long passes of a target took on this machine
@@ -33,6 +34,9 @@ class CacheLayout:
 
     def downloads(self, key: str) -> Path:
         return self.root / "downloads" / key
+
+    def export(self, key: str) -> Path:
+        return self.root / "exports" / key
 
     def lock(self, key: str) -> Path:
         return self.root / "locks" / f"{key}.lock"

@@ -1,0 +1,1 @@
+"""Engines that others wrote, run with an exported head."""

@@ -1,0 +1,163 @@
+"""Prompts answered by another engine, in a process of that engine's own Python.
+
+A job is a file with runs, and so is the result. Token ids go in and come out, so that tokenizers
+and chat templates cannot make a difference:
+
+    {"runs": [{"target", "head", "depth", "prompts", "sampling", ...}]}
+    {"version", "runs": [{"answers": [{"token_ids", "finish_reason"}], "num_drafts",
+                          "accepted_at_position", "counts_emitted_only", "seconds"}]}
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fledge.contracts.errors import EngineError
+from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.settings import TreeSettings
+from fledge.interop.engines.acceptance import Acceptance
+from fledge.interop.engines.installation import InstalledEngine, engine_title
+
+_ENVIRONMENTS: dict[str, dict[str, str]] = {
+    # One process; a CPU without GPU has little memory for a cache, and shares its cores.
+    "vllm": {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    },
+}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_LINES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """Prompts for one target with one head, or without."""
+
+    target: Path
+    """A directory, or a GGUF file for llama.cpp; `head` likewise."""
+
+    head: Path | None
+    tree: TreeSettings
+    """Engines that draft chains take its depth."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    max_model_len: int
+    max_requests: int = 32
+
+    def as_json(self) -> dict[str, Any]:
+        params = self.params
+        return {
+            "target": str(self.target),
+            "head": str(self.head) if self.head is not None else None,
+            "depth": self.tree.depth,
+            "width": self.tree.width,
+            "num_nodes": self.tree.num_nodes,
+            "prompts": [list(prompt) for prompt in self.prompts],
+            "eos_token_ids": list(self.eos_token_ids),
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_requests": self.max_requests,
+            "sampling": {
+                "max_tokens": params.max_tokens,
+                "min_tokens": params.min_tokens,
+                "temperature": params.temperature,
+                "top_k": params.top_k,
+                "top_p": params.top_p,
+                "min_p": params.min_p,
+                "logit_bias": dict(params.logit_bias),
+                "repetition_penalty": params.repetition_penalty or 1.0,
+                "presence_penalty": params.presence_penalty,
+                "frequency_penalty": params.frequency_penalty,
+                "seed": None if params.is_greedy else params.seed,
+                "stop": list(params.stop),
+                "stop_token_ids": list(params.stop_token_ids),
+                "ignore_eos": params.ignore_eos,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAnswers:
+    """What the engine said, and what it counted meanwhile."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    finish_reasons: tuple[str, ...]
+    acceptance: Acceptance
+    seconds: float
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(ids) for ids in self.token_ids)
+
+
+def run_in_engine(
+    engine: InstalledEngine, runs: Sequence[EngineRun], *, timeout_s: float | None = None
+) -> list[EngineAnswers]:
+    """Answer all prompts of all runs; loading an engine's libraries is paid once."""
+    runner = Path(__file__).parent / f"{engine.name}_runner.py"
+    with tempfile.TemporaryDirectory(prefix="fledge-engine-") as folder:
+        job, result, log = (Path(folder) / name for name in ("job.json", "result.json", "log"))
+        job.write_text(json.dumps({"runs": [run.as_json() for run in runs]}), encoding="utf-8")
+        command = [str(engine.python), str(runner), str(job), str(result)]
+        with log.open("wb") as stream:
+            _wait(engine, command, stream, timeout_s, folder)
+        if not result.is_file():
+            raise EngineError(
+                f"{engine_title(engine.name)} {engine.version} failed: {_last_lines(log)}"
+            )
+        found = json.loads(result.read_text(encoding="utf-8"))
+    return [_answers(one) for one in found["runs"]]
+
+
+def _wait(
+    engine: InstalledEngine, command: list[str], log: Any, timeout_s: float | None, folder: str
+) -> None:
+    environment = {**os.environ, **_ENVIRONMENTS.get(engine.name, {}), **_OFFLINE}
+    # The engine's Python has libraries of its own, and ours would only disturb them.
+    environment.pop("PYTHONPATH", None)
+    try:
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(
+            f"{engine_title(engine.name)} did not answer within {timeout_s:g} seconds."
+        ) from None
+
+
+def _last_lines(log: Path) -> str:
+    """What an engine said last: usually the name of its error."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-_LINES_SHOWN:]) or "it said nothing"
+
+
+def _answers(found: dict[str, Any]) -> EngineAnswers:
+    answers = found["answers"]
+    return EngineAnswers(
+        token_ids=tuple(tuple(answer["token_ids"]) for answer in answers),
+        finish_reasons=tuple(answer["finish_reason"] for answer in answers),
+        acceptance=Acceptance(
+            num_drafts=found["num_drafts"],
+            accepted_at_position=tuple(found["accepted_at_position"]),
+            counts_emitted_only=found["counts_emitted_only"],
+        ),
+        seconds=found["seconds"],
+    )

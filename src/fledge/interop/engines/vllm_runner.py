@@ -1,0 +1,100 @@
+"""Answers prompts in vLLM; runs in vLLM's own environment, where fledge need not be installed.
+
+    python vllm_runner.py JOB.json RESULT.json
+
+Job and result are those of `fledge.interop.engines.job`.
+"""
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_DRAFTS = "vllm:spec_decode_num_drafts"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+def main() -> None:
+    import vllm
+
+    job_file, result_file = sys.argv[1:]
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    runs = [_run(vllm, one) for one in job["runs"]]
+    result = {"version": vllm.__version__, "runs": runs}
+    Path(result_file).write_text(json.dumps(result), encoding="utf-8")
+
+
+def _run(vllm: Any, run: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    is_cpu = not torch.cuda.is_available()
+    llm = vllm.LLM(**_options(run, is_cpu=is_cpu))
+    prompts = [{"prompt_token_ids": ids} for ids in run["prompts"]]
+    sampling = vllm.SamplingParams(**_sampling(run["sampling"]))
+    if not is_cpu:  # kernels that are compiled at their first use are not what is measured
+        llm.generate(prompts[:1], sampling, use_tqdm=False)
+    before = _counters(llm)
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    counted = [now - then for now, then in zip(_counters(llm), before, strict=True)]
+    del llm
+    gc.collect()
+    return {
+        "answers": [
+            {
+                "token_ids": list(output.outputs[0].token_ids),
+                "finish_reason": output.outputs[0].finish_reason,
+            }
+            for output in outputs
+        ],
+        "num_drafts": counted[0],
+        "accepted_at_position": counted[1:][: run["depth"] if run["head"] else 0],
+        "counts_emitted_only": False,
+        "seconds": seconds,
+    }
+
+
+def _options(run: dict[str, Any], *, is_cpu: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "model": run["target"],
+        "dtype": run["dtype"],
+        "max_model_len": run["max_model_len"],
+        "max_num_seqs": run["max_requests"],
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": not run["sampling"]["stop"],
+        "disable_log_stats": False,
+    }
+    if is_cpu:
+        # One process, nothing compiled: a CPU run is there to compare, not to be fast.
+        options |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
+    else:
+        options["gpu_memory_utilization"] = run.get("memory_share") or 0.6
+    if run["head"]:
+        options["speculative_config"] = {
+            "method": "eagle3",
+            "model": run["head"],
+            "num_speculative_tokens": run["depth"],
+        }
+    return options
+
+
+def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
+    """Our names are vLLM's, and so is what they mean; text is made only where it can end one."""
+    bias = {int(token): value for token, value in asked["logit_bias"].items()}
+    stop = asked["stop"] or None
+    return {**asked, "logit_bias": bias or None, "stop": stop, "detokenize": bool(stop)}
+
+
+def _counters(llm: Any) -> list[int]:
+    """Drafts, then accepted ones by position, as the engine has counted them so far."""
+    found = {metric.name: metric for metric in llm.get_metrics()}
+    if _DRAFTS not in found:
+        return [0]
+    return [int(found[_DRAFTS].value), *(int(value) for value in found[_ACCEPTED].values)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Our heads in engines that nobody here wrote: same tokens, same acceptance at every position."""
+
+import pytest
+
+from fledge.interop.engines.acceptance import our_acceptance
+from tests.engines.cases import DEPTH, Outcome
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
+
+CASES = ("forced-default", "forced-other", "trained-default", "trained-other")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_ours_token_for_token(outcomes: dict[str, Outcome], name: str) -> None:
+    outcome = outcomes[name]
+    ours = tuple(completion.token_ids for completion in outcome.ours)
+    assert outcome.plain.token_ids == ours
+    assert outcome.theirs.token_ids == ours
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_many_drafts_are_accepted_at_every_position(
+    outcomes: dict[str, Outcome], name: str
+) -> None:
+    """Counts, not rates: in float32 two right computations agree on every draft of these pairs."""
+    outcome = outcomes[name]
+    theirs = outcome.theirs.acceptance
+    ours = our_acceptance(outcome.ours, DEPTH, counts_emitted_only=theirs.counts_emitted_only)
+    assert theirs == ours
+
+
+@pytest.mark.parametrize("name", CASES[:2])
+def test_a_head_that_is_always_right_is_accepted_in_full(
+    outcomes: dict[str, Outcome], name: str
+) -> None:
+    acceptance = outcomes[name].theirs.acceptance
+    assert acceptance.num_drafts == 6 * len(outcomes[name].case.prompts)
+    assert set(acceptance.accepted_at_position) == {acceptance.num_drafts}
+
+
+@pytest.mark.parametrize("name", CASES[2:])
+def test_a_trained_head_is_often_right_and_often_wrong(
+    outcomes: dict[str, Outcome], name: str
+) -> None:
+    """Otherwise equal counts would say little."""
+    rates = outcomes[name].theirs.acceptance.rates
+    assert all(rate is not None and 0.4 < rate < 0.95 for rate in rates), rates
