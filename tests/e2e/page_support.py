@@ -45,7 +45,46 @@ def save_six_letters(directory: Path, *, seed: int = 0) -> tuple[Path, Path]:
 def _head_for(target: Target, ids: torch.Tensor) -> Eagle3Head:
     drawn = tiny_head(target, draft_vocab_size=len(ids))
     head = Eagle3Head(drawn.config, ids.sort().values)
-    weights = {name: value for name, value in drawn.named_parameters()}
+    weights = dict(drawn.named_parameters())
     for name, parameter in head.named_parameters():
         parameter.data.copy_(weights[name])
     return head.eval()
+
+
+CONTRAST = """() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = parts(colour).map((v) => {
+      const s = v / 255;
+      return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (one, other) => {
+    const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if (parts(colour).at(3) !== 0) return colour;
+    }
+  };
+  const text = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (text.nextNode()) {
+    const node = text.currentNode.parentElement;
+    if (!text.currentNode.data.trim() || !node.checkVisibility()) continue;
+    const style = getComputedStyle(node);
+    found.push([ratio(style.color, behind(node)), `${node.className}: ${text.currentNode.data}`]);
+    if (node.matches(".token")) {
+      const line = ratio(style.textDecorationColor, behind(node));
+      found.push([1.5 * line, `line of ${node.className}`]);
+    }
+  }
+  return found;
+}"""
+"""How far every text on the page, and every line below a token, stands out from what is behind it.
+
+Text has to reach 4.5; a line, which only has to reach 3, is weighed accordingly.
+"""

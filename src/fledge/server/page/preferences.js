@@ -87,7 +87,7 @@ export function installTheme(button) {
   const show = () => {
     if (theme === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
-    button.textContent = { system: "Auto", light: "Light", dark: "Dark" }[theme];
+    button.textContent = { system: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[theme];
     button.setAttribute("aria-label", `Theme: ${theme === "system" ? "as the system" : theme}`);
   };
   if (!THEMES.includes(theme)) theme = "system";
