@@ -33,10 +33,15 @@ VERBS = (
     "select",
     "bench",
     "report",
+    "export",
+    "import",
     "serve",
     "doctor",
 )
 """Each is a function of the same name in the module of the same name, in the order of the help."""
+
+_MODULES = {"import": "import_head"}
+"""Verbs that Python keeps for itself."""
 
 _DEBUG = "--debug"
 _INTERRUPTED = 130
@@ -50,7 +55,8 @@ class _VerbTable(Mapping[str, Any]):
         if name not in VERBS:
             raise KeyError(name)
         verb = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        verb.command(name)(getattr(import_module(f"fledge.cli.{name}"), name))
+        module = _MODULES.get(name, name)
+        verb.command(name)(getattr(import_module(f"fledge.cli.{module}"), module))
         return get_command(verb)
 
     def __iter__(self) -> Iterator[str]:

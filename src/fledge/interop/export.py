@@ -1,6 +1,6 @@
 """`export_head`: a head in the format of another engine, whole or not at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fledge.contracts.dialects import DIALECTS, Dialect
@@ -9,7 +9,7 @@ from fledge.contracts.progress import Progress
 from fledge.contracts.tuned_settings import TunedSettings
 from fledge.interop.formats import FORMATS, ExportJob
 from fledge.interop.readme import readme_text
-from fledge.interop.serve_commands import setting_notes
+from fledge.interop.serve_commands import chain_of, setting_notes
 from fledge.interop.target_facts import TargetFacts, check_belongs, read_target_facts
 from fledge.interop.verify import verify_export
 from fledge.models.head_files import load_head
@@ -55,7 +55,10 @@ def export_head(
         check_belongs(loaded.config, facts)
     form.check(loaded, facts)
     notes = _notes(to, tuned, facts)
-    command = form.command(_place(to, facts), str(out), tuned, loaded.config)
+    config = loaded.config
+    if facts is not None:
+        config = replace(config, taps=config.resolve_taps(facts.num_layers))
+    command = form.command(_place(to, facts), str(out), tuned, config)
     job = ExportJob(target=facts, tuned=tuned, progress=progress)
     checks: tuple[str, ...] = ()
     _refuse_existing(out)
@@ -86,6 +89,11 @@ def _place(to: Dialect, target: TargetFacts | None) -> str | None:
 
 def _notes(to: Dialect, tuned: TunedSettings | None, target: TargetFacts | None) -> tuple[str, ...]:
     notes = setting_notes(to, tuned)
+    if to == "openvino":
+        notes += (
+            "then, in Python: LLMPipeline('target-ir', 'CPU', draft_model=draft_model('head-ir', "
+            f"'CPU')), and generate with num_assistant_tokens={chain_of(tuned)}.",
+        )
     if target is None:
         notes += ("no target was named, so that layers and sizes were not compared with one.",)
     return notes

@@ -12,9 +12,12 @@ from fledge.interop.eagle_reader import read_as_eagle
 from fledge.interop.engine_view import EngineView
 from fledge.interop.gguf_export import check_gguf, write_gguf
 from fledge.interop.gguf_reader import read_as_llamacpp
+from fledge.interop.openvino_export import check_openvino, write_openvino
+from fledge.interop.openvino_reader import read_as_openvino
 from fledge.interop.serve_commands import (
     eagle_command,
     llamacpp_command,
+    openvino_command,
     sglang_command,
     vllm_command,
 )
@@ -38,9 +41,13 @@ class ExportJob:
 
     @property
     def needed_target(self) -> TargetFacts:
-        """The target of a format whose check refuses to go on without one."""
-        assert self.target is not None
-        return self.target
+        return needed(self.target)
+
+
+def needed(target: TargetFacts | None) -> TargetFacts:
+    """The target of a format whose check refuses to go on without one."""
+    assert target is not None
+    return target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,5 +90,11 @@ FORMATS: dict[Dialect, Format] = {
         write=lambda head, place, job: write_gguf(head, place, job.needed_target, job.progress),
         read=lambda place, target, config: read_as_llamacpp(place, config.rope_scaling),
         command=llamacpp_command,
+    ),
+    "openvino": Format(
+        check=check_openvino,
+        write=lambda head, place, job: write_openvino(head, place, job.needed_target),
+        read=lambda place, target, config: read_as_openvino(place, needed(target)),
+        command=openvino_command,
     ),
 }

@@ -50,7 +50,7 @@ def check_gguf(head: Eagle3Head, target: TargetFacts | None) -> None:
     refuse(engine, (limit(config, engine) for limit in limits))
     check_rope(config.rope_scaling, "the head")
     taps = config.resolve_taps(target.num_layers)
-    if taps[-1] == target.num_layers:
+    if max(taps) == target.num_layers:
         raise MismatchError(
             f"the head reads the target after {list(taps)} completed layers; of the last one "
             "llama.cpp hands over the normed state, which the head was not trained on. Train it on "

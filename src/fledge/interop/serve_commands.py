@@ -88,6 +88,26 @@ def llamacpp_command(
     return _join(["llama-server"], options)
 
 
+def openvino_command(
+    target: str | None, head: str, tuned: TunedSettings | None, config: HeadConfig
+) -> str:
+    """Turns target and head into OpenVINO's format, beside the head; Python serves them.
+
+    The last step names the layers in the converted head: optimum-intel forgets them, and OpenVINO's
+    own default is one layer later than the field's.
+    """
+    convert = ["optimum-cli", "export", "openvino", "--task", "text-generation-with-past"]
+    pairs = ((target or TARGET_PLACE, "target-ir"), (head, "head-ir"))
+    steps = [
+        shlex.join([*convert, "--trust-remote-code", "--model", model, f"{head}/{name}"])
+        for model, name in pairs
+    ]
+    layers = " ".join(str(tap - 1) for tap in config.taps or ())
+    named = f's|<eagle3_mode [^>]*>|&<hidden_layers_list value="{layers}" />|'
+    steps.append(shlex.join(["sed", "-i", named, f"{head}/head-ir/openvino_model.xml"]))
+    return " && ".join(steps)
+
+
 def _join(words: list[str], options: Mapping[str, object]) -> str:
     return shlex.join([*words, *(str(word) for pair in options.items() for word in pair)])
 
@@ -95,7 +115,7 @@ def _join(words: list[str], options: Mapping[str, object]) -> str:
 def setting_notes(to: str, tuned: TunedSettings | None) -> tuple[str, ...]:
     """How our settings were translated, and what could not be."""
     if tuned is None:
-        return ("no tuned settings were given: a chain of 3 drafted tokens, to start from.",)
+        return (f"no tuned settings were given: a chain of {_DEFAULT_CHAIN} drafted tokens.",)
     tree, chain = tuned.tree, tuned.chain
     shape = f"depth {tree.depth}, width {tree.width}, {tree.num_nodes} drafted nodes"
     if to in ("vllm", "speculators", "gguf"):
@@ -108,4 +128,4 @@ def setting_notes(to: str, tuned: TunedSettings | None) -> tuple[str, ...]:
             f"our {shape}; EAGLE counts the root in total_token, and depth from 0: pass depth="
             f"{tree.depth - 1}, top_k={tree.width} to EaModel.from_pretrained.",
         )
-    return (f"our {shape}; set num_assistant_tokens={chain} in the generation config.",)
+    return (f"our {shape}; here a chain: num_assistant_tokens={chain}.",)

@@ -215,7 +215,8 @@ def _check_tensors(directory: Path, expected: dict[str, Tensor], found: dict[str
         )
     for name, tensor in expected.items():
         if tensor.shape != found[name].shape:
+            is_turned = found[name].shape == tensor.shape[::-1]
             raise MismatchError(
                 f"{name} in {directory} has shape {list(found[name].shape)}; its config.json "
-                f"implies {list(tensor.shape)}."
+                f"implies {list(tensor.shape)}{': it is transposed' if is_turned else ''}."
             )

@@ -25,6 +25,14 @@ from fledge.store.hub_transfers import (
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _UNWANTED = ["*/*", "consolidated*"]  # other formats of the same weights
 
+_HEAD_FILES = [
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+]
+
 _REMEDY = "Check the spelling and the network, or give a local directory or a GGUF file."
 
 
@@ -46,6 +54,26 @@ def fetch_from_hub(name: str, progress: Progress) -> Path:
         raise _explain(name, error) from error
     check_directory(directory)
     return directory
+
+
+def fetch_head_from_hub(name: str, progress: Progress) -> Path:
+    """The directory of a head's id with its config and weights."""
+    cache = Path(constants.HF_HUB_CACHE)
+    try:
+        return Path(snapshot_download(name, local_files_only=True, allow_patterns=_HEAD_FILES))
+    except LocalEntryNotFoundError:
+        progress.note(f"fetching the head {name} from the Hugging Face hub")
+    try:
+        with translated_disk_errors(cache), silent_bars():
+            return Path(
+                snapshot_download(name, allow_patterns=_HEAD_FILES, etag_timeout=HUB_TIMEOUT_S)
+            )
+    except FledgeError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+            raise
+        raise _explain(name, error) from error
 
 
 def _find_cached(name: str) -> Path | None:

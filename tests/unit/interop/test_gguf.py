@@ -52,7 +52,7 @@ def saved(directory: Path, dtype: torch.dtype = torch.float32, **flags: Any) -> 
     "flags",
     [
         {},
-        {"taps": (6, 0, 8)},
+        {"taps": (6, 0, 7)},
         {"norm_before_residual": True, "norm_before_fc": True},
         {"rope_theta": 5e5, "rms_norm_eps": 1e-6, "draft_vocab_size": VOCAB},
         {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
@@ -124,7 +124,7 @@ def test_a_qwen3_target_keeps_its_rows_and_its_norms(tmp_path: Path) -> None:
 def test_a_target_that_is_a_gguf_file_stays_where_it_is(tmp_path: Path) -> None:
     source = tmp_path / "tiny.gguf"
     model = write_tiny_gguf(source)
-    save_head(tiny_head(target_of(model), taps=(0, 1, 2)), tmp_path / "head")
+    save_head(tiny_head(target_of(model), taps=(0, 1, 1)), tmp_path / "head")
     report = export_head(tmp_path / "head", tmp_path / "out", "gguf", target=str(source))
     assert "target.gguf" not in report.files
     assert f"--model {source} " in report.serve_command
@@ -143,6 +143,7 @@ def test_a_target_that_is_a_gguf_file_stays_where_it_is(tmp_path: Path) -> None:
         ({"qk_norm": True}, "queries and keys are normed"),
         ({"attention_bias": True}, "its attention has biases"),
         ({"sliding_window": 5}, "sliding window of 5"),
+        ({"taps": (8, 2, 4)}, "of the last one llama.cpp hands over the normed state"),
         ({"taps": (1, 2), "num_taps": 2}, "reads 2 target layers, and llama.cpp hands over 3"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotates by 'dynamic'"),
     ],

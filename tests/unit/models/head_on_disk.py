@@ -25,9 +25,15 @@ class Files:
         self.tensors: dict[str, Tensor] = load_file(directory / WEIGHTS)
 
     def load(self) -> Eagle3Head:
-        (self.directory / CONFIG).write_text(json.dumps(self.config))
-        save_file(self.tensors, self.directory / WEIGHTS)
+        self.write()
         return load_head(self.directory)
+
+    def write(self) -> None:
+        self.write_config()
+        save_file(self.tensors, self.directory / WEIGHTS)
+
+    def write_config(self) -> None:
+        (self.directory / CONFIG).write_text(json.dumps(self.config))
 
     def rename(self, rule: Callable[[str], str]) -> None:
         self.tensors = {rule(name): tensor for name, tensor in self.tensors.items()}

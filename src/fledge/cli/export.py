@@ -1,0 +1,146 @@
+"""`fledge export`: a head in the format of another engine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fledge.cli import options
+from fledge.cli.progress import terminal_progress
+from fledge.cli.render import print_json, say
+from fledge.contracts.dialects import DIALECTS, Dialect
+from fledge.contracts.settings import TreeSettings
+from fledge.contracts.tuned_settings import TunedSettings
+
+HeadArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="HEAD",
+        help="Directory of the head: a checkpoint of `fledge train`, or an imported one.",
+        show_default=False,
+    ),
+]
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="|".join(DIALECTS),
+        help="Which engine or library reads the result.",
+    ),
+]
+OutOption = Annotated[
+    Path,
+    typer.Option("--out", metavar="DIR", help="Directory of the result; a new one."),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="The model the head was made for: sizes and layers are compared with it. Only its "
+        "config is read, except for gguf and openvino, which need it.",
+    ),
+]
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Read the result back by the engine's own rules, and compare layers and logits.",
+    ),
+]
+_SETTINGS = "Settings in the serve command"
+DepthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--depth",
+        metavar="N",
+        help="Drafted tokens on the longest path, as tuned for the head.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+WidthOption = Annotated[
+    int,
+    typer.Option(
+        "--width",
+        metavar="N",
+        help="Children kept per node; 1 makes the tree a chain.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+BudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--budget",
+        metavar="N",
+        help="Drafted nodes checked by one target pass, root not counted.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+
+
+def export(
+    head: HeadArgument,
+    to: ToOption,
+    out: OutOption,
+    target: TargetOption = None,
+    verify: VerifyOption = False,
+    depth: DepthOption = None,
+    width: WidthOption = 1,
+    budget: BudgetOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Write a head for another engine: vLLM, SGLang, llama.cpp, OpenVINO and others.
+
+    Tensors, keys and layer numbers are those the engine reads. What it would misread without a
+    word is refused, with the nearest thing that works. Beside the weights lies a README with the
+    command that serves them.
+
+    Example: [cyan]fledge export head/ --to vllm --out head-vllm/ --verify[/cyan]
+
+    One JSON document comes with --json: directory, to, files, serve_command, notes, checks.
+    """
+    from fledge.interop.export import export_head
+
+    report = export_head(
+        head,
+        out,
+        _dialect(to),
+        target=target,
+        tuned=_tuned(depth, width, budget),
+        verify=verify,
+        progress=terminal_progress(),
+    )
+    if json:
+        print_json(
+            {
+                "directory": str(report.directory),
+                "to": report.to,
+                "files": list(report.files),
+                "serve_command": report.serve_command,
+                "notes": list(report.notes),
+                "checks": list(report.checks),
+            }
+        )
+        return
+    for check in report.checks:
+        say(f"verified · {check}")
+    for note in report.notes:
+        say(f"note · {note}")
+    say(f"{report.directory}: {', '.join(report.files)}; serve it with:")
+    print(report.serve_command)
+
+
+def _dialect(to: str) -> Dialect:
+    for dialect in DIALECTS:
+        if to == dialect:
+            return dialect
+    raise typer.BadParameter(f"{to!r} is none of {', '.join(DIALECTS)}.", param_hint="--to")
+
+
+def _tuned(depth: int | None, width: int, budget: int | None) -> TunedSettings | None:
+    if depth is None:
+        if width != 1 or budget is not None:
+            raise typer.BadParameter("--width and --budget need --depth.", param_hint="--depth")
+        return None
+    default = depth if width == 1 else options.TREE.budget
+    return TunedSettings(tree=TreeSettings(depth=depth, width=width, budget=budget or default))

@@ -1,0 +1,79 @@
+"""Heads for OpenVINO: the embedding comes along, and what it cannot express is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fledge.contracts.errors import ConfigError, MismatchError
+from fledge.contracts.settings import TreeSettings
+from fledge.contracts.tuned_settings import TunedSettings
+from fledge.interop.export import export_head
+from fledge.models.head_files import save_head
+from fledge.testing import save_tiny_target, target_of, tiny_head, tiny_model, tiny_tokenizer
+
+MODEL = target_of(tiny_model("llama", num_hidden_layers=4, vocab_size=len(tiny_tokenizer())))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_target(tmp_path_factory.mktemp("openvino") / "target", num_hidden_layers=12)
+
+
+def saved(directory: Path, **flags: Any) -> Path:
+    save_head(tiny_head(MODEL, **flags), directory)
+    return directory
+
+
+def test_the_targets_embedding_comes_along(tmp_path: Path, target: Path) -> None:
+    tuned = TunedSettings(tree=TreeSettings(depth=5))
+    report = export_head(
+        saved(tmp_path / "head"),
+        tmp_path / "out",
+        "openvino",
+        target=str(target),
+        tuned=tuned,
+        verify=True,
+    )
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(stored["embed_tokens.weight"], embedding)
+    assert f"--model {target} {tmp_path}/out/target-ir && optimum-cli" in report.serve_command
+    assert f"--model {tmp_path}/out {tmp_path}/out/head-ir && sed -i " in report.serve_command
+    assert 'hidden_layers_list value="1 5 8"' in report.serve_command
+    assert any("num_assistant_tokens=5" in note for note in report.notes)
+
+
+def test_a_heads_own_embedding_is_kept(tmp_path: Path, target: Path) -> None:
+    head = tiny_head(MODEL)
+    head.own_embedding = torch.randn(MODEL.vocab_size, MODEL.hidden_size)
+    save_head(head, tmp_path / "head")
+    export_head(tmp_path / "head", tmp_path / "out", "openvino", target=str(target), verify=True)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(stored["embed_tokens.weight"], head.own_embedding)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"taps": (0, 6, 9)}, r"outputs of layers; this head reads \[0, 6, 9\], and 0 is the emb"),
+        ({"taps": (6, 2, 9)}, r"in that order; OpenVINO GenAI"),
+        ({"norm_before_residual": True}, "norm_before_residual is true"),
+        ({"norm_before_fc": True}, "norm_before_fc, which is unknown"),
+        ({"fc_norm": True}, "norms of EAGLE-3.1"),
+    ],
+)
+def test_what_it_cannot_express_is_refused(
+    tmp_path: Path, target: Path, flags: dict[str, Any], message: str
+) -> None:
+    head = saved(tmp_path / "head", **flags)
+    with pytest.raises(MismatchError, match=message):
+        export_head(head, tmp_path / "out", "openvino", target=str(target))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name the target with --target"):
+        export_head(saved(tmp_path / "head"), tmp_path / "out", "openvino")
