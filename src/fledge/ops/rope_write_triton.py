@@ -40,8 +40,9 @@ def _rotate_kernel(
     is_there = dims < HALF
     dtype = query_ptr.dtype.element_ty
     from_ptr = product_ptr + row * product_stride_t + head * SIZE
-    first = tl.load(from_ptr + dims, mask=is_there, other=0.0)
-    second = tl.load(from_ptr + HALF + dims, mask=is_there, other=0.0)
+    # One type in both branches below; widening and narrowing again changes nothing.
+    first = tl.load(from_ptr + dims, mask=is_there, other=0.0).to(tl.float32)
+    second = tl.load(from_ptr + HALF + dims, mask=is_there, other=0.0).to(tl.float32)
     slot = row
     if HAS_SLOTS:
         slot = tl.load(slots_ptr + row)
@@ -51,7 +52,6 @@ def _rotate_kernel(
         tl.store(to_ptr + dims, first, mask=is_stored)
         tl.store(to_ptr + HALF + dims, second, mask=is_stored)
     else:
-        first, second = first.to(tl.float32), second.to(tl.float32)
         if KIND > 0:
             weights = norm_ptr + head * SIZE + dims
             first_weight = tl.load(weights, mask=is_there, other=0.0).to(tl.float32)
