@@ -31,6 +31,9 @@ class AnswerForm(NamedTuple):
     param: str
     """The parameter that asks for it."""
 
+    is_whole: bool = False
+    """It speaks of the whole answer, reasoning and calls included: a grammar of the client."""
+
 
 class ForcedTool(NamedTuple):
     """A tool that may be called."""
@@ -58,15 +61,10 @@ def choice_grammar(choices: Sequence[str], *, param: str) -> Grammar:
 
 def behind_reasoning(form: AnswerForm, marks: TargetMarks, reasoning: Reasoning) -> Grammar:
     """The form of an answer, with the reasoning that may come before it."""
-    if reasoning == "none" or is_whole(form.grammar):
+    if reasoning == "none" or form.is_whole:
         return form.grammar
     body = "answer: " + _form_body(form.grammar)
     return make_grammar("lark", _with_reasoning(body, marks, reasoning), param=form.param)
-
-
-def is_whole(grammar: Grammar) -> bool:
-    """Whether a grammar speaks of the whole answer: a client's own, of several rules."""
-    return grammar.kind == "lark" and ("\n" in grammar.text or not grammar.text.startswith(_START))
 
 
 def _form_body(grammar: Grammar) -> str:

@@ -11,7 +11,6 @@ from fledge.server.answer_grammar import (
     ForcedTool,
     behind_reasoning,
     calls_grammar,
-    is_whole,
 )
 from fledge.server.api_errors import InvalidRequestError
 from fledge.server.api_requests import ChatRequest, CompletionRequest, Tool
@@ -61,7 +60,7 @@ def _chat_grammar(
     if form is None:
         return None
     offered = chat.offered_tools
-    if offered and marks.calls is not None and not is_whole(form.grammar):
+    if offered and marks.calls is not None and not form.is_whole:
         return calls_grammar(
             _plain_tools(offered),
             marks,

@@ -16,6 +16,8 @@ from fledge.server.strict_model import StrictModel
 MAX_STOPS = 16
 _MAX_INT = 2**31 - 1
 _Ignored = Annotated[Any, Field(default=None, description="Taken, without effect.")]
+_Unsupported = Annotated[Any, Field(default=None, description="Refused.")]
+_UNSUPPORTED = ("audio", "functions", "function_call", "moderation", "web_search_options")
 _TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
@@ -67,6 +69,7 @@ class SamplingFields(FormatFields):
     service_tier: _Ignored
     safety_identifier: _Ignored
     prompt_cache_key: _Ignored
+    prompt_cache_options: _Ignored
     prompt_cache_retention: _Ignored
 
     @property
@@ -171,6 +174,11 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = None
     prediction: _Ignored
     verbosity: _Ignored
+    audio: _Unsupported
+    functions: _Unsupported
+    function_call: _Unsupported
+    moderation: _Unsupported
+    web_search_options: _Unsupported
 
     @property
     def offered_tools(self) -> list[Tool] | None:
@@ -205,6 +213,10 @@ class ChatRequest(SamplingFields):
 
     def check_supported(self) -> None:
         """Refuse what would change the answer if only we could do it."""
+        for name in _UNSUPPORTED:
+            if getattr(self, name) is not None:
+                instead = "; give tools and tool_choice" if name.startswith("function") else ""
+                raise unsupported(name + instead, name)
         if self.modalities is not None and self.modalities != ["text"]:
             raise unsupported(f"modalities {self.modalities}", "modalities")
         self.forced_tools()

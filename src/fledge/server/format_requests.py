@@ -78,7 +78,8 @@ class StructuredOutputs(StrictModel):
             forms.append(AnswerForm(choice_grammar(self.choice, param=param), param))
         if self.grammar is not None:
             param = prefix + "grammar"
-            forms.append(AnswerForm(make_grammar("lark", self.grammar, param=param), param))
+            grammar = make_grammar("lark", self.grammar, param=param)
+            forms.append(AnswerForm(grammar, param, is_whole=True))
         return forms
 
 

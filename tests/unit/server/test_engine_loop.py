@@ -1,15 +1,21 @@
 """The engine's side of the server, turn by turn, around a real engine."""
 
 import queue
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from fledge import Engine, EngineSettings, SamplingParams
+from fledge.contracts.grammar import Grammar
+from fledge.engine.grammar import GrammarCompiler
 from fledge.models.tokenizer import TargetTokenizer
+from fledge.server import grammar_lane
 from fledge.server.engine_loop import EngineBrokenError, EngineLoop
+from fledge.server.grammar_lane import prepare_grammars
 from fledge.server.wire import Cancel, Order, Piece, Refusal, Report, Submit
 from fledge.testing import target_of, tiny_model, tiny_tokenizer
 
@@ -140,3 +146,104 @@ def test_a_dead_device_ends_the_engine_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "ones", fail)
     with pytest.raises(EngineBrokenError, match="illegal memory access"):
         bench.loop.turn()
+
+
+YES_OR_NO = Grammar(kind="regex", text="yes|no", source="guided_regex")
+
+
+def test_answers_with_a_grammar() -> None:
+    bench = Bench()
+    prepare_grammars(bench.engine)
+    bench.submit(1, grammar=YES_OR_NO)
+    bench.submit(2, grammar=YES_OR_NO, temperature=1.0)
+    bench.turn_until(lambda: bench.is_finished(1) and bench.is_finished(2))
+    texts = {
+        number: "".join(one.text for one in bench.events if one.number == number)
+        for number in (1, 2)
+    }
+    assert set(texts.values()) <= {"yes", "no"}
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Grammars are not compiled before this is set."""
+    gate = threading.Event()
+    compile_now = GrammarCompiler.compile
+
+    def compile_later(self: GrammarCompiler, grammar: Grammar) -> Any:
+        gate.wait(60)
+        return compile_now(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_later)
+    yield gate
+    gate.set()
+
+
+def test_nobody_waits_for_a_grammar(held: threading.Event) -> None:
+    bench = Bench()
+    bench.submit(1, grammar=YES_OR_NO)
+    bench.submit(2)
+    bench.turn_until(lambda: bench.is_finished(2))
+    assert not bench.is_finished(1)
+    held.set()
+    bench.turn_until(lambda: bench.is_finished(1))
+
+
+def test_grammar_of_a_client_that_left(held: threading.Event) -> None:
+    bench = Bench()
+    bench.submit(1, grammar=YES_OR_NO)
+    bench.orders.put(Cancel((1,)))
+    bench.submit(2)
+    bench.turn_until(lambda: bench.is_finished(2))
+    held.set()
+    bench.submit(3, grammar=YES_OR_NO)
+    bench.turn_until(lambda: bench.is_finished(3))
+    assert not any(event.number == 1 for event in bench.events)
+
+
+def test_grammar_that_takes_too_long(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_lane, "COMPILE_S", 0.0)
+    bench = Bench()
+    bench.submit(1, grammar=YES_OR_NO)
+    bench.turn_until(lambda: bool(bench.events))
+    (refusal,) = bench.events
+    assert isinstance(refusal, Refusal)
+    assert refusal.is_clients_fault
+    assert refusal.param == "guided_regex"
+    assert "was not compiled within 0 s" in refusal.message
+
+
+def test_wrong_grammar_names_its_parameter() -> None:
+    bench = Bench()
+    bench.submit(1, grammar=Grammar(kind="regex", text="(a", source="guided_regex"))
+    bench.turn_until(lambda: bool(bench.events))
+    (refusal,) = bench.events
+    assert isinstance(refusal, Refusal)
+    assert (refusal.is_clients_fault, refusal.param) == (True, "guided_regex")
+    assert "unclosed group" in refusal.message
+
+
+def test_vocabulary_that_cannot_be_prepared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everybody else is served."""
+    bench = Bench()
+    monkeypatch.setattr(TargetTokenizer, "backend_json", lambda self: "{")
+    prepare_grammars(bench.engine)
+    assert "answers cannot have grammars" in caplog.text
+    bench.submit(1, grammar=YES_OR_NO)
+    bench.submit(2)
+    bench.turn_until(lambda: bench.is_finished(2) and any(e.number == 1 for e in bench.events))
+
+
+def test_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    bench = Bench()
+    prepare_grammars(bench.engine)
+    bench.submit(1, grammar=YES_OR_NO)
+    bench.turn_until(lambda: bool(bench.events))
+    (refusal,) = bench.events
+    assert isinstance(refusal, Refusal)
+    assert "pip install 'fledge[serve]'" in refusal.message
