@@ -57,6 +57,39 @@ def language_corpus(tmp_path_factory: pytest.TempPathFactory, language_target: P
     return _made_once(tmp_path_factory, "language-data", make) / "corpus"
 
 
+@pytest.fixture(scope="session")
+def language_run(
+    tmp_path_factory: pytest.TempPathFactory, language_target: Path, language_corpus: Path
+) -> Path:
+    """A run of `fledge train` on them, with two checkpoints: a poor head and a fair one."""
+    from fledge.contracts.capture_settings import CaptureSettings
+    from fledge.contracts.train_settings import HeldOutSettings, OptimizerSettings, TrainSettings
+    from fledge.training.stage import train
+    from fledge.training.train_input import open_input
+
+    settings = TrainSettings(
+        max_steps=28,
+        batch_tokens=512,
+        micro_tokens=512,
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        held_out=HeldOutSettings(share=0.05, every=14, decode_prompts=0),
+    )
+
+    def make(place: Path) -> None:
+        given = open_input(
+            features=None,
+            corpus=language_corpus,
+            target=str(language_target),
+            settings=settings,
+            capture=CaptureSettings(layers=(1, 2, 3)),
+            is_capture_asked=True,
+            device=torch.device("cpu"),
+        )
+        train(given, settings, place, has_plots=False)
+
+    return _made_once(tmp_path_factory, "language-run", make)
+
+
 def _made_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
 ) -> Path:

@@ -65,7 +65,8 @@ def make_scorecard(
 ) -> dict[str, Any]:
     """The document; `checks` are of questions by name, `is_serial` with one request in flight."""
     ranked = rank_all(found, seed=seed)
-    best = ranked[0] if ranked and _is_measured(found, ranked[0]) else None
+    has_figures = bool(ranked) and speed_up(found.records, ranked[0], seed=seed) is not None
+    best = ranked[0] if has_figures else None
     heads = [
         _head(found, name, best, checks, scorer, rank=rank, seed=seed, is_serial=is_serial)
         for rank, name in enumerate(ranked, start=1)

@@ -45,7 +45,7 @@ def _conditions(card: Mapping[str, Any]) -> str:
     if not card["has_chat_template"]:
         lines.append("The target has no chat template: it continued the plain texts.")
     if card["num_left_out"]:
-        lines.append(f"{card['num_left_out']} questions were left out: too long for the context.")
+        lines.append(f"Left out as too long for the context: {card['num_left_out']} questions.")
     if card["state"] != "finished":
         lines.insert(0, "**Unfinished**: the run was interrupted; these are its figures so far.")
     return "\n".join(f"- {line}" for line in lines)

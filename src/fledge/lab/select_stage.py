@@ -159,7 +159,10 @@ def _ask_first(
         max_tokens=settings.max_tokens,
     )
     if num_left_out + too_long:
-        progress.note(f"{num_left_out + too_long} questions are too long for the target's context.")
+        progress.note(
+            f"left out as too long for the target's context: {num_left_out + too_long} of "
+            f"{len(questions) + num_left_out + too_long} questions."
+        )
     return questions, num_left_out + too_long
 
 

@@ -142,7 +142,7 @@ class Selection:
         self.found.left = [name for name in left if name in kept]
         visits = len(self.found.records)
         names = ", ".join(one.head for one in ranked[count:])
-        self.progress.note(f"after {visits} visits {count} heads go on; given up: {names}")
+        self.progress.note(f"after {visits} visits, heads that go on: {count}; given up: {names}")
 
     def explain_nothing(self) -> str:
         """Why there are no figures."""
