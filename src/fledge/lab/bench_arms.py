@@ -12,7 +12,7 @@ from fledge.contracts.settings import EngineSettings
 from fledge.data.regenerate.endpoint import Endpoint, read_api_key
 from fledge.lab.load_check import open_driver
 from fledge.lab.load_driver import Arm, Driver
-from fledge.lab.load_http import Query
+from fledge.lab.load_query import Query
 from fledge.lab.load_server import own_server
 
 PLAIN, HEAD = "plain", "head"

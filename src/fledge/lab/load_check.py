@@ -10,8 +10,9 @@ from fledge.contracts.errors import ConfigError
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.failures import explain_response, explain_transport
 from fledge.lab.load_answer import Counting, Failure
-from fledge.lab.load_http import NOT_A_STREAM, HttpDriver, Query
+from fledge.lab.load_http import NOT_A_STREAM, HttpDriver
 from fledge.lab.load_prompts import user_prompt
+from fledge.lab.load_query import Query
 
 _PROBE = user_prompt("Count from one to ten.")
 _PROBE_TOKENS = 16

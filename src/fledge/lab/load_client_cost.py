@@ -14,9 +14,10 @@ from typing import Any
 
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.lab.load_driver import Drive
-from fledge.lab.load_http import HttpDriver, Query
+from fledge.lab.load_http import HttpDriver
 from fledge.lab.load_point import Point
 from fledge.lab.load_prompts import user_prompt
+from fledge.lab.load_query import Query
 from fledge.lab.statistics import percentile
 
 _USERS, _REQUESTS, _CHUNKS = 8, 16, 64

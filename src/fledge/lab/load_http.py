@@ -6,7 +6,6 @@ is measured beside everything else, by the time its thread computes and by how l
 
 import asyncio
 import gc
-import json
 import resource
 import ssl
 import time
@@ -17,13 +16,13 @@ from typing import Any
 
 import httpx
 
-from fledge.contracts.bench_settings import Api
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.failures import explain_status, explain_transport
-from fledge.lab.load_answer import Answer, Counting, Failure, RawAnswer, read_answer
+from fledge.lab.load_answer import Answer, Failure, RawAnswer, read_answer
 from fledge.lab.load_driver import ClientLoad, Drive, OnAnswer
 from fledge.lab.load_point import Point, send_times_s
 from fledge.lab.load_prompts import LoadPrompt
+from fledge.lab.load_query import Query
 from fledge.lab.sse import SseReader
 from fledge.lab.statistics import percentile
 
@@ -33,41 +32,11 @@ _LOST_AFTER = 16
 """So many failed connections in a row, beyond the users', and nobody is there any more."""
 
 _BROKEN = ("connection", "stream")
+_KEEP_ALIVE_S = 4.0
+"""Many servers close connections that are idle for five seconds."""
+
 NOT_A_STREAM = "not a stream"
 _KINDS = {408: "timeout", 429: "busy", 503: "busy", 504: "timeout"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What is asked beside the prompt."""
-
-    model: str
-    api: Api = "chat"
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    timeout_s: float = 600.0
-    counting: Counting = "usage"
-
-    @property
-    def route(self) -> str:
-        return "/chat/completions" if self.api == "chat" else "/completions"
-
-    def body(self, prompt: LoadPrompt, max_tokens: int) -> bytes:
-        document: dict[str, Any] = {
-            "model": self.model,
-            "stream": True,
-            "max_tokens": max_tokens,
-            "temperature": self.temperature,
-        }
-        if self.api == "chat":
-            document["messages"] = list(prompt.messages)
-        else:
-            document["prompt"] = prompt.text
-        if self.counting == "usage":
-            document["stream_options"] = {"include_usage": True}
-        if self.ignore_eos:
-            document["ignore_eos"] = True
-        return json.dumps(document).encode()
 
 
 @dataclass(slots=True)
@@ -140,11 +109,8 @@ class HttpDriver:
         """A plain call, outside of any measurement."""
 
         async def call() -> httpx.Response:
-            client = self._take_client()
-            try:
+            async with self._make_client() as client:
                 return await client.get(self.endpoint.url + path, timeout=self.query.timeout_s)
-            finally:
-                self._idle.append(client)
 
         return self._runner.run(call())
 
@@ -217,11 +183,21 @@ class HttpDriver:
         await asyncio.gather(*(request(body, start + due_s) for body, due_s in pairs))
 
     async def _ask(self, body: bytes, due: float) -> RawAnswer:
-        client = self._take_client()
+        is_used = bool(self._idle)
+        client = self._idle.pop() if is_used else self._make_client()
         raw = RawAnswer(due=due, sent=_clock(), events=[])
         try:
             async with asyncio.timeout(self.query.timeout_s):
-                await self._stream(client, body, raw)
+                try:
+                    await self._stream(client, body, raw)
+                except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                    if raw.events or not is_used:
+                        raise
+                    # The server gave up the idle connection while we were sending: ask again on
+                    # a new one. The time that this took counts, as it would for any client.
+                    await client.aclose()
+                    client = self._make_client()
+                    await self._stream(client, body, raw)
         except TimeoutError:
             reason = f"no whole answer within {self.query.timeout_s:g} s"
             raw.failure = Failure(kind="timeout", reason=reason)
@@ -252,10 +228,8 @@ class HttpDriver:
                 now = _clock()
                 events.extend([(now, event) for event in reader.feed(piece)])
 
-    def _take_client(self) -> httpx.AsyncClient:
+    def _make_client(self) -> httpx.AsyncClient:
         """Each request has a client of its own: a pool of n connections costs httpx n steps."""
-        if self._idle:
-            return self._idle.pop()
         key = self.endpoint.api_key
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key:
@@ -263,6 +237,7 @@ class HttpDriver:
         return httpx.AsyncClient(
             headers=headers,
             timeout=None,  # the whole request has one limit, see `_ask`
+            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_S),
             verify=self._tls,
             trust_env=not self.endpoint.is_loopback,
         )

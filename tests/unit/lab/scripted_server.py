@@ -36,6 +36,9 @@ class Script:
     cut_at: frozenset[int] = frozenset()
     """Streams that end in the middle."""
 
+    drops_used: bool = False
+    """It closes a connection at its second request, as if it had been idle for too long."""
+
     words: str = "word"
     num_asked: int = 0
     num_open: int = 0
@@ -76,6 +79,7 @@ class ScriptedServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        num_served = 0
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -84,6 +88,9 @@ class ScriptedServer:
                      if line.startswith("content-length:")), 0,
                 )  # fmt: skip
                 body = await reader.readexactly(length)
+                if self.script.drops_used and num_served and head.startswith("POST"):
+                    return
+                num_served += 1
                 if not await self._answer(head, body, writer):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

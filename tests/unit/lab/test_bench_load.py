@@ -13,9 +13,10 @@ from fledge.lab.load_answer import Answer
 from fledge.lab.load_check import open_driver
 from fledge.lab.load_client_cost import measure_client
 from fledge.lab.load_driver import Drive
-from fledge.lab.load_http import HttpDriver, Query
+from fledge.lab.load_http import HttpDriver
 from fledge.lab.load_point import Point, num_requests, points_of, send_times_s
 from fledge.lab.load_prompts import LoadPrompt, PromptSource, user_prompt
+from fledge.lab.load_query import Query
 from fledge.lab.sse import SseReader
 from tests.unit.lab.scripted_server import MODEL, ScriptedServer, scripted_server
 
@@ -98,6 +99,12 @@ def test_a_server_that_dies_is_lost_and_nobody_else_is_asked() -> None:
     assert found.lost is not None
     assert sum(answer.is_good for answer in found.answers) == 2
     assert len(found.answers) < 80
+
+
+def test_a_connection_that_was_idle_for_too_long_is_opened_anew() -> None:
+    with scripted_server(drops_used=True) as server:
+        found = drive(server, Point("closed", 2))
+    assert [answer.failure for answer in found.answers] == [None] * 8
 
 
 def check(server: ScriptedServer, **options: str) -> HttpDriver:
