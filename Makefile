@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix slow gpu engines clean distclean
+.PHONY: help setup demo test check fix slow gpu browser engines clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,13 @@ gpu: setup ## tests that need a CUDA device
 engines: setup ## exported heads in vLLM, llama.cpp and OpenVINO, on the CPU
 	@tools/engine_environments.sh
 	@$(BIN)/python -m pytest -m engines tests/engines
+
+browser: setup ## Chromium and Playwright, for the tests of the server's page
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[browser]'
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ apt-get update && apt-get install --yes --no-install-recommends chromium; } || \
+		{ echo "error: install Chromium with your system's package manager." >&2; exit 1; }
 
 clean: ## remove caches and build leftovers
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
