@@ -1,6 +1,7 @@
 """Takes a file that is sent as a form, piece by piece: it is never in memory as a whole."""
 
 import asyncio
+import logging
 import re
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from fledge.server.api_errors import BodyTooLargeError, InvalidRequestError
+
+# It warns of every form that is wrong; whoever sent it is told, and the log is for the operator.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 _MAX_FIELD_BYTES = 4096
 _MAX_FIELDS = 16
