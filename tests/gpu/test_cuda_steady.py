@@ -76,3 +76,16 @@ def test_a_graph_does_what_was_captured() -> None:
     assert value.tolist() == [4, 4, 4]
     assert results[-1][0].tolist() == [8, 8, 8]
     assert len(graphs) == 1
+
+
+def test_work_that_cannot_be_captured_is_done_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graphs, value = Graphs(CUDA), torch.zeros(1, device=CUDA)
+
+    def work() -> float:
+        value.add_(1)
+        return value.item()
+
+    assert [graphs.run("asking", work)[0] for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert "cannot be captured here" in caplog.text

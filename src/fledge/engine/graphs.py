@@ -5,6 +5,7 @@ they keep. The second is captured, and replayed from then on. All graphs share t
 intermediate results, since they run one after the other. On a CPU every run is an ordinary one.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -12,6 +13,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 _MOST_GRAPHS = 128
 """Graphs that are kept; the one not used for longest goes first."""
@@ -51,12 +54,30 @@ class Graphs:
             if kind not in self._seen:
                 self._seen.add(kind)
                 return work(), None
-            found = self._graphs[kind] = self._capture(work)
+            found = self._try_to_capture(work)
+            if found is None:
+                return work(), None
+            self._graphs[kind] = found
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(kind)
         found.graph.replay()
         return found.result, found.number
+
+    def _try_to_capture(self, work: Callable[[], Result]) -> _Captured[Result] | None:
+        """None where the work asks the device something on its way; it is not tried again."""
+        try:
+            return self._capture(work)
+        except (RuntimeError, NotImplementedError) as error:
+            self._is_capturing = False
+            torch.cuda.synchronize(self._device)
+            _log.warning(
+                "cycles cannot be captured here (%s: %s); they are launched piece by piece and "
+                "wait for the host",
+                type(error).__name__,
+                (str(error).strip().splitlines() or ["no reason given"])[0],
+            )
+            return None
 
     def _capture(self, work: Callable[[], Result]) -> _Captured[Result]:
         if self._pool is None:

@@ -44,10 +44,11 @@ def _gumbel(base, columns_C):
 
 
 @triton.jit
-def _noise_base(place, node, seed, position, parents_ptr):
+def _noise_base(place, node, seed, position, parents_ptr, num_nodes):
     """Mixed seed and output position of a node: its request's, and its depth below the root."""
     depth, above = 0, node
-    while above > 0:
+    # A node may be written below itself: then it is no draft, and nobody asks for its depth.
+    while (above > 0) & (depth < num_nodes):
         above = tl.load(parents_ptr + place - node + above)
         depth += 1
     base = _mix(seed.to(tl.uint64) + _GOLDEN)
@@ -82,7 +83,7 @@ def _choose_kernel(
         is_sampled = tl.load(greedy_ptr + request) == 0
         temperature = tl.load(temperature_ptr + request)
         seed, position = tl.load(seed_ptr + request), tl.load(position_ptr + request)
-        base = _noise_base(place, node, seed, position, parents_ptr)
+        base = _noise_base(place, node, seed, position, parents_ptr, num_nodes)
     row_ptr = logits_ptr + tl.load(rows_ptr + place) * logits_stride
     best_C = tl.full([COLUMNS], float("-inf"), tl.float64)
     choice_C = tl.zeros([COLUMNS], tl.int64)
