@@ -17,6 +17,7 @@ from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.errors import ConfigError, RequestError
 from fledge.contracts.grammar import MAX_GRAMMAR_BYTES, Grammar
 from fledge.contracts.outputs import Completion
+from fledge.engine import grammar as grammar_module
 from fledge.engine import grammar_masks
 from fledge.models.head import Eagle3Head
 from fledge.models.target import Target
@@ -248,6 +249,12 @@ def test_preempted_requests_go_on_where_they_were() -> None:
 def test_wrong_grammars_are_refused(grammar: Grammar, message: str) -> None:
     with pytest.raises(RequestError, match=f"the grammar cannot be .*{message}|{message}"):
         generate(Engine(target()), [70], SamplingParams(grammar=grammar))
+
+
+def test_grammars_that_would_hold_up_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_MAX_MASK_S", -1.0)
+    with pytest.raises(RequestError, match="the grammar is too complex: .* make it simpler"):
+        Engine(target()).grammars.compile(schema(PERSON))
 
 
 def test_lenient_schemas_ignore_what_cannot_be_followed() -> None:

@@ -6,6 +6,7 @@ made by `prepare`, which does hold up every thread, and belongs into loading.
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 _NUM_KEPT = 64
 """Compiled grammars that are kept for the next request that has the same."""
+
+_MAX_MASK_S = 0.05
+"""A grammar whose first mask takes longer would hold up everybody in its passes; it is refused."""
+
+_STEP_FUEL = 60_000
+"""What the library may spend on the regular expressions of one mask: some milliseconds."""
 
 
 class GrammarState:
@@ -131,13 +138,22 @@ def _compile(grammar: Grammar, vocabulary: "LLTokenizer") -> "LLMatcher":
             text = LLMatcher.grammar_from_lark(grammar.text)
     except ValueError as error:
         raise RequestError(f"the grammar cannot be read: {_first(str(error))}") from error
-    limits = LLParserLimits(verbose_errors=False)
+    limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, verbose_errors=False)
     matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits)
-    # The first mask costs the most, and is the same for every answer.
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise RequestError(f"the grammar cannot be used: {_first(matcher.get_error())}")
+    # The first mask of all finds out much that is then known; the next one shows what masks cost.
+    for _ in range(2):
+        probe = matcher.deep_copy()
+        began = time.thread_time()
+        if not probe.is_error():
+            probe.compute_bitmask()
+        spent = time.thread_time() - began
+        if probe.is_error():
+            raise RequestError(f"the grammar cannot be used: {_first(probe.get_error())}")
+    if spent > _MAX_MASK_S:
+        raise RequestError(
+            f"the grammar is too complex: what may follow takes {spent * 1e3:.0f} ms to find out, "
+            f"and {_MAX_MASK_S * 1e3:g} ms are allowed; make it simpler."
+        )
     return matcher
 
 
