@@ -43,7 +43,7 @@ def import_head(
     Every tensor is used, or named in an error. Afterwards the head works like one of ours:
     generate, serve, select and export take it.
 
-    Example: [cyan]fledge import their-head/ --target my-target/ --out head/[/cyan]
+    Example: [cyan]fledge import their-head/ --target my-target/ --out imported/[/cyan]
 
     One JSON document comes with --json: directory, source, layout, num_tensors, layers, notes.
     """
