@@ -79,9 +79,13 @@ class KVPool:
         """All rows of a layer by slot: not a copy."""
         return self._layers[layer]
 
-    def read(self, layer: int, slots_K: Tensor) -> tuple[Tensor, ...]:
-        """Rows of the given slots, in their order."""
-        return tuple(pool[slots_K] for pool in self._layers[layer])
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
+        """Rows of the given slots, in their order and shape."""
+        # On a CPU several times faster than indexing.
+        return tuple(
+            pool.index_select(0, slots.flatten()).view(*slots.shape, *pool.shape[1:])
+            for pool in self._layers[layer]
+        )
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Copy rows in every layer; reads all before it writes, so the two may overlap."""

@@ -22,8 +22,8 @@ def _rotate_kernel(
     rotation_ptr,
     norm_ptr,
     query_ptr,
-    keys_ptr,
-    values_ptr,
+    key_pool_ptr,
+    value_pool_ptr,
     slots_ptr,
     product_stride_t,
     eps,
@@ -48,7 +48,7 @@ def _rotate_kernel(
         slot = tl.load(slots_ptr + row)
     is_stored = dims < tl.where(slot >= 0, HALF, 0)
     if head >= HEADS + KV_HEADS:
-        to_ptr = values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * SIZE
+        to_ptr = value_pool_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * SIZE
         tl.store(to_ptr + dims, first, mask=is_stored)
         tl.store(to_ptr + HALF + dims, second, mask=is_stored)
     else:
@@ -77,7 +77,7 @@ def _rotate_kernel(
             tl.store(to_ptr + dims, turned, mask=is_there)
             tl.store(to_ptr + HALF + dims, turned_second, mask=is_there)
         else:
-            to_ptr = keys_ptr + (slot * KV_HEADS + head - HEADS) * SIZE
+            to_ptr = key_pool_ptr + (slot * KV_HEADS + head - HEADS) * SIZE
             tl.store(to_ptr + dims, turned, mask=is_stored)
             tl.store(to_ptr + HALF + dims, turned_second, mask=is_stored)
 

@@ -15,9 +15,13 @@ from triton.compiler import ASTSource
 
 from fledge.ops import (
     accept_triton,
+    experts_triton,
     feature_codec_triton,
+    gated_triton,
     kv_triton,
+    norms_triton,
     paged_attention_triton,
+    rope_write_triton,
     top_logprobs_triton,
 )
 
@@ -38,6 +42,7 @@ TYPES = {
     **{"scale": "fp32", "soft_cap": "fp32", "root_of_block": "fp32"},
     **{f"{name}_ptr": "*fp32" for name in ("center", "inverse", "hadamard", "thresholds")},
     **{"codes_ptr": "*u8", "scales_ptr": "*fp16"},
+    **{"ends_ptr": "*i32", **dict.fromkeys(("eps", "after_eps", "before_eps"), "fp32")},
 }
 
 
@@ -107,6 +112,24 @@ def main() -> None:
     widths = {"WIDTH": 576, "TAP_BLOCKS": 9, "ROW_BLOCKS": 27, "BLOCK": 64, "BITS": 5}
     coding = {**widths, "HAS_UNITS": True, "AT_ONCE": 64}
     compiled("coding", feature_codec_triton._quantise_kernel, coding, "bf16", HOPPER)
+    compile_layers()
+
+
+def compile_layers() -> None:
+    """The pointwise work of a decoder layer, and the products of experts."""
+    norm = {"SIZE": 4096, "BLOCK": 4096, "HAS_STREAM": True, "AFTER": 3, "BEFORE": 1}
+    compiled("norm", norms_triton._norm_kernel, {**norm, "num_warps": 8}, "bf16", HOPPER)
+    gate = {"SIZE": 14336, "COLUMNS": 1024, "IS_SILU": False}
+    compiled("gate", gated_triton._gate_kernel, gate, "bf16", HOPPER)
+    heads = {"HEADS": 9, "KV_HEADS": 3, "SIZE": 96, "HALF": 48, "BLOCK": 64}
+    rotate = {**heads, "KIND": 1, "HAS_SLOTS": True, "num_warps": 1}
+    compiled("rotate", rope_write_triton._rotate_kernel, rotate, "bf16", HOPPER)
+    sizes = {"NUM_EXPERTS": 100, "EXPERTS": 128, "K": 2048}
+    for element, size, device in (("bf16", 64, HOPPER), ("fp32", 32, GRAPHICS)):
+        blocks = {"BLOCK_M": 64, "BLOCK_N": size, "BLOCK_K": size, "IS_EXACT": element == "fp32"}
+        options = {"num_warps": 4, "num_stages": 3}
+        grouped = {**sizes, **blocks, **options}
+        compiled("experts", experts_triton._grouped_kernel, grouped, element, device)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fledge.ops.experts import multiply_by_expert
 from fledge.ops.gated import Activation, gated
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.norms import Norm, NormKind, residual_norm
@@ -79,6 +80,18 @@ def test_rotations(size: int, kind: NormKind | None, dtype: torch.dtype) -> None
         torch.testing.assert_close(ours, theirs, **CLOSE[dtype])
     for ours, theirs in zip(whole, split_heads(product, rotation, layout), strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("counts", [(0, 3, 0, 18, 1), (0, 0, 0, 0, 1), (2, 0, 0, 0, 0)], ids=str)
+def test_products_of_experts(counts: tuple[int, ...], dtype: torch.dtype) -> None:
+    rows = random(sum(counts), 72, dtype=dtype) / 8
+    weights = random(len(counts), 40, 72, dtype=dtype, seed=1)
+    ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+    wanted = multiply_by_expert(rows, weights, ends)
+    with choose_kernels("triton"):
+        got = multiply_by_expert(rows, weights, ends)
+    torch.testing.assert_close(got, wanted, rtol=4e-3, atol=1e-5 if dtype == DTYPES[0] else 4e-3)
 
 
 def test_rows_without_a_slot_are_stored_nowhere() -> None:
