@@ -21,10 +21,10 @@ from fledge.models.head_files import save_head
 from fledge.testing import tiny_model, tiny_tokenizer
 
 NUM_LAYERS = 12
-CIRCLE = tuple(range(40, 40 + 7 * 30, 7))
-"""Ids that follow each other, and after the last comes the first."""
+CIRCLE = tuple(range(20, 20 + 2 * 30, 2))
+"""Ids that follow each other, and after the last comes the first; each a letter or a sign."""
 
-_OUTSIDE = 39
+_OUTSIDE = 15
 _TOKEN, _SAME, _GUARD, _MARKS = 64, 64, 65, 66
 _WIDTH = 96
 _HEADS, _HEAD_DIM = 2, 32

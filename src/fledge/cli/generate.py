@@ -7,7 +7,9 @@ import typer
 
 from fledge.cli import options
 from fledge.cli.answering import as_prompts, show_answer
+from fledge.cli.engine_options import EngineOption, EnginePythonOption, check_engine
 from fledge.cli.loading import Choice, Loaded, load
+from fledge.cli.outside_generate import OutsideAnswers, generate_outside
 from fledge.cli.prompts import read_prompts
 from fledge.cli.render import figures, print_json, say, shorten, write_text
 from fledge.contracts.errors import ConfigError
@@ -50,6 +52,8 @@ def generate(
     budget: options.BudgetOption = options.TREE.budget,
     accept: options.AcceptOption = options.ENGINE.accept,
     controller: options.ControllerOption = options.ENGINE.controller,
+    engine: EngineOption = "fledge",
+    engine_python: EnginePythonOption = None,
     logprobs: options.LogprobsOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -63,6 +67,7 @@ def generate(
     tokens_per_s, accept_length, cycles, offered_at_depth, accepted_at_depth, time_to_first_token_s,
     time_per_token_s, num_prompt_reused, finish_reason, logprobs, target, target_dir, head. With
     several prompts it is {"completions": [...], target, target_dir, head}, one entry for each.
+    With --engine another engine answers; its counts and speed are of all prompts together.
     """
     if logprobs is not None and not json:
         raise ConfigError("--logprobs are shown in JSON only; add --json.")
@@ -83,6 +88,24 @@ def generate(
     )
     tree = TreeSettings(depth=depth, width=width, budget=budget)
     texts = read_prompts(prompt, raw=raw)
+    check_engine(engine, engine_python)
+    if engine != "fledge":
+        generate_outside(
+            OutsideAnswers(
+                engine=engine,
+                python=engine_python,
+                target=target,
+                head=options.head_directory(head),
+                dtype=dtype,
+                device=device,
+                tree=tree,
+                params=params,
+                texts=texts,
+                is_raw=raw,
+                is_json=json,
+            )
+        )
+        return
     loaded = load(
         Choice(
             target=target,

@@ -7,6 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from fledge.cli import options
+from fledge.cli.engine_options import (
+    EngineOption,
+    EnginePythonOption,
+    PrintCommandOption,
+    check_engine,
+)
+from fledge.cli.outside_serve import OutsideServer, serve_outside
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import load_recipe
@@ -115,6 +122,9 @@ def serve(
     budget: options.BudgetOption = options.TREE.budget,
     accept: options.AcceptOption = options.ENGINE.accept,
     controller: options.ControllerOption = options.ENGINE.controller,
+    engine: EngineOption = "fledge",
+    engine_python: EnginePythonOption = None,
+    print_command: PrintCommandOption = False,
     recipe: options.RecipeOption = None,
     assignments: options.SetOption = None,
 ) -> None:
@@ -122,7 +132,8 @@ def serve(
 
     Chats, completions, streaming, logprobs and tools at /v1; figures at /metrics and
     /v1/speculation. Limits and time-outs are settings of the recipe's table serve. The log, one
-    JSON object a line, goes to stderr. SIGTERM lets running answers finish.
+    JSON object a line, goes to stderr. SIGTERM lets running answers finish. With --engine another
+    engine's own server takes the place of all that, with the head exported for it.
 
     Example: [cyan]fledge serve --target smollm2-135m-instruct --port 8000[/cyan]
     """
@@ -145,6 +156,22 @@ def serve(
         max_requests=max_requests,
         cache_tokens=cache_tokens,
     )
+    check_engine(engine, engine_python, print_command=print_command)
+    if engine != "fledge":
+        serve_outside(
+            OutsideServer(
+                engine=engine,
+                python=engine_python,
+                target=target or chosen.target,
+                head=options.head_directory(head),
+                dtype=dtype,
+                device=device,
+                settings=settings,
+                engine_settings=engine_settings,
+                prints_command=print_command,
+            )
+        )
+        return
     try:
         from fledge.server.logs import json_logs
         from fledge.server.serving import serve as run_server

@@ -34,13 +34,6 @@ class Acceptance:
         pairs = zip(self.accepted_at_position, self.offered_at_position, strict=True)
         return tuple(accepted / offered if offered else None for accepted, offered in pairs)
 
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens of a cycle: what was accepted, and the target's own."""
-        if not self.num_drafts:
-            return None
-        return 1 + sum(self.accepted_at_position) / self.num_drafts
-
 
 def our_acceptance(
     completions: Sequence[Completion], depth: int, *, counts_emitted_only: bool

@@ -58,7 +58,7 @@ def engine_title(name: OutsideEngine) -> str:
 
 def find_engine(name: OutsideEngine, python: Path | None = None) -> InstalledEngine:
     """The engine as installed beside fledge, or in the environment of another Python."""
-    package, chosen = _PACKAGES[name], python or Path(sys.executable)
+    package, chosen = _PACKAGES[name], (python or Path(sys.executable)).expanduser().absolute()
     command = [str(chosen), "-c", _PROBE, package.module, *package.names]
     try:
         process = subprocess.run(
@@ -84,5 +84,5 @@ def how_to_install(name: OutsideEngine) -> str:
     steps = f"python -m venv {environment} && {environment}/bin/pip install {package.names[0]}"
     return (
         f"Install it in an environment of its own ({steps}), then add "
-        f"--engine-python {environment}/bin/python; --print-command needs no installation."
+        f"--engine-python {environment}/bin/python."
     )

@@ -99,6 +99,12 @@ class EngineAnswers:
     def num_tokens(self) -> int:
         return sum(len(ids) for ids in self.token_ids)
 
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens emitted by decode cycles over cycles; the first of an answer is the prompt's."""
+        cycles = self.acceptance.num_drafts
+        return (self.num_tokens - len(self.token_ids)) / cycles if cycles else None
+
 
 def run_in_engine(
     engine: InstalledEngine, runs: Sequence[EngineRun], *, timeout_s: float | None = None

@@ -37,9 +37,15 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
         events = list(_stream(server.listening_address, key, _request(run, prompt)))
         seconds += time.perf_counter() - start
+        last = events[-1]
         tokens = [token for event in events for token in event.get("tokens", ())]
-        answers.append({"token_ids": tokens, "finish_reason": _finish_reason(events[-1])})
-        for count in _accepted_in_cycles(events):
+        if len(tokens) != last["tokens_predicted"]:
+            # Tokens that end inside a character are streamed with the next one, nameless.
+            asked = {**_request(run, prompt), "stream": False}
+            (whole,) = _stream(server.listening_address, key, asked)
+            tokens = whole["tokens"]
+        answers.append({"token_ids": tokens, "finish_reason": _finish_reason(last)})
+        for count in _accepted_in_cycles(events, run["depth"]):
             num_drafts += 1
             for position in range(count):
                 accepted[position] += 1
@@ -110,21 +116,29 @@ def _stream(address: str, key: str, body: dict[str, Any]) -> Iterator[dict[str, 
     try:
         with direct.open(request) as response:
             for line in response:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line.removeprefix(b"data: "))
+                text = line.removeprefix(b"data: ")
+                if text.startswith(b"{"):
+                    yield json.loads(text)
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"llama.cpp answered {error.code}: {error.read().decode()}") from None
 
 
-def _accepted_in_cycles(events: list[dict[str, Any]]) -> list[int]:
-    """Accepted drafts of each cycle: tokens of one cycle come with the same count of drafts."""
-    totals: dict[int, int] = {}
+def _accepted_in_cycles(events: list[dict[str, Any]], depth: int) -> list[int]:
+    """Accepted drafts of each cycle: tokens of one cycle come with the same count of drafts.
+
+    Where all tokens of a cycle end inside a character it is not seen; what it shares with the next
+    one is divided between them.
+    """
+    reached, cycles = (0, 0), []
     for event in events:
         timings = event.get("timings") or {}
-        if timings.get("draft_n"):
-            totals[timings["draft_n"]] = timings["draft_n_accepted"]
-    reached = [totals[drafts] for drafts in sorted(totals)]
-    return [now - then for now, then in zip(reached, [0, *reached], strict=False)]
+        now = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+        if now[0] > reached[0]:
+            drafts, accepted = now[0] - reached[0], now[1] - reached[1]
+            count = -(-drafts // depth)
+            cycles += [(accepted + number) // count for number in range(count)]
+            reached = now
+    return cycles
 
 
 def _finish_reason(last: dict[str, Any]) -> str:
