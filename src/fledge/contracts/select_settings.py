@@ -31,7 +31,7 @@ class SelectSettings:
     """How often everything is measured."""
 
     warm_up: int = 2
-    """Groups of prompts that every head answers before anything counts."""
+    """Visits that every head makes before anything counts."""
 
     halving: bool = True
     """Give up the slower half of the heads early, again and again."""

@@ -77,7 +77,7 @@ class Arms:
     def _answer(self, name: str, visit: Visit) -> Measured:
         return answer_questions(
             self._engines[name],
-            visit.block.questions,
+            visit.group.questions,
             self._options,
             repeat=visit.repeat,
             clock=self._clock,

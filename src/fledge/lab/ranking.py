@@ -1,6 +1,6 @@
 """From visits to speed-ups, and which of two heads is faster.
 
-A unit of the statistics is a block with all its repeats; where a task has only one block, its
+A unit of the statistics is a group with all its repeats; where a task has only one group, its
 repeats are the units, and the interval knows about times but not about other prompts.
 """
 
@@ -114,13 +114,13 @@ def _strata(records: Sequence[VisitRecord], columns: Columns) -> list[Array]:
     for record in records:
         found = columns(record)
         if found is not None:
-            blocks = tasks.setdefault(record.task, {})
-            blocks.setdefault(record.block, []).append(np.array(found, dtype=float))
+            groups = tasks.setdefault(record.task, {})
+            groups.setdefault(record.group, []).append(np.array(found, dtype=float))
     return [
         np.stack(
-            next(iter(blocks.values()))
-            if len(blocks) == 1
-            else [np.sum(visits, axis=0) for visits in blocks.values()]
+            next(iter(groups.values()))
+            if len(groups) == 1
+            else [np.sum(visits, axis=0) for visits in groups.values()]
         )
-        for blocks in tasks.values()
+        for groups in tasks.values()
     ]

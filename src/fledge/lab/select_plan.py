@@ -6,7 +6,7 @@ from typing import Any
 from fledge.contracts.select_settings import SelectSettings
 from fledge.lab.questions import Question
 from fledge.lab.select_job import SelectJob
-from fledge.lab.visits import Rung, count_runs, make_blocks, make_visits, plan_rungs
+from fledge.lab.visits import Rung, count_runs, make_groups, make_visits, plan_rungs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ def plan_selection(job: SelectJob, settings: SelectSettings) -> SelectPlan:
         for prompt in job.prompts
         for turn in range(len(prompt.turns))
     ]
-    blocks = make_blocks(questions, concurrency=settings.concurrency, seed=settings.seed)
-    visits = make_visits(blocks, repeats=settings.repeats)
+    groups = make_groups(questions, concurrency=settings.concurrency, seed=settings.seed)
+    visits = make_visits(groups, repeats=settings.repeats)
     heads = len(job.candidates)
     rungs = plan_rungs(heads, visits, finalists=settings.finalists, is_halving=settings.halving)
     answers = count_runs(rungs, visits)
     return SelectPlan(
         heads=heads,
-        tasks=len({block.task for block in blocks}),
+        tasks=len({group.task for group in groups}),
         questions=len(questions),
         visits=len(visits),
         rungs=tuple(asdict(rung) for rung in rungs),

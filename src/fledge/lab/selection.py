@@ -23,7 +23,7 @@ from fledge.lab.scorecard_page import PAGE_NAME, write_page
 from fledge.lab.scoring import Scorer
 from fledge.lab.select_job import SelectJob, describe_job
 from fledge.lab.visit_records import VisitRecord
-from fledge.lab.visits import Rung, Visit, count_runs, make_blocks, make_visits, plan_rungs
+from fledge.lab.visits import Rung, Visit, count_runs, make_groups, make_visits, plan_rungs
 from fledge.models.head import Eagle3Head
 from fledge.models.target import Target
 from fledge.store.cache_publish import publish_file
@@ -51,8 +51,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        blocks = make_blocks(self.questions, concurrency=settings.concurrency, seed=settings.seed)
-        self.visits = make_visits(blocks, repeats=settings.repeats)
+        groups = make_groups(self.questions, concurrency=settings.concurrency, seed=settings.seed)
+        self.visits = make_visits(groups, repeats=settings.repeats)
         self.rungs = plan_rungs(
             len(self.found.left),
             self.visits,
@@ -107,8 +107,8 @@ class Selection:
     def _visit(self, arms: Arms, visit: Visit) -> VisitRecord:
         record = VisitRecord(
             number=visit.number,
-            task=visit.block.task,
-            block=visit.block.number,
+            task=visit.group.task,
+            group=visit.group.number,
             repeat=visit.repeat,
             arms=arms.measure(visit),
         )
@@ -128,7 +128,7 @@ class Selection:
                 self.progress.note(f"{name} is given up: {error}")
         if not found.left:
             raise MeasurementError(self.explain_nothing())
-        tasks = {visit.block.task for visit in self.visits}
+        tasks = {visit.group.task for visit in self.visits}
         if len(found.records) == len(tasks) and not _num_successes(found.records):
             raise MeasurementError(self.explain_nothing())
 

@@ -13,11 +13,11 @@ _SAME = "same"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitRecord:
-    """One block, answered by plain decoding and by some heads."""
+    """One group, answered by plain decoding and by some heads."""
 
     number: int
     task: str
-    block: int
+    group: int
     repeat: int
     arms: Mapping[str, Measured]
 
@@ -39,7 +39,7 @@ class VisitRecord:
                     for key in _SAID:
                         del table[key]
                     table[_SAME] = True
-        place = {"task": self.task, "block": self.block, "repeat": self.repeat}
+        place = {"task": self.task, "group": self.group, "repeat": self.repeat}
         return {**place, "arms": arms}
 
     @classmethod
@@ -49,7 +49,7 @@ class VisitRecord:
             name: plain if name == PLAIN else _restored(one, plain)
             for name, one in table["arms"].items()
         }
-        place = {key: table[key] for key in ("task", "block", "repeat")}
+        place = {key: table[key] for key in ("task", "group", "repeat")}
         return cls(number=number, arms=arms, **place)
 
 

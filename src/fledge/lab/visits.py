@@ -1,12 +1,12 @@
 """In which order heads and prompts meet.
 
-Prompts that are answered together are a *block*: one prompt where one request is in flight, else
+Prompts that are answered together are a *group*: one prompt where one request is in flight, else
 twice as many prompts of one task as there are requests in flight. A *visit* asks all heads that
-are left, and plain decoding, the questions of one block, one after the other. Which of them begins
+are left, and plain decoding, the questions of one group, one after the other. Which of them begins
 changes from visit to visit, and every second visit goes through them backwards, so that whatever
 drifts on the machine meets all alike.
 
-Visits go through the tasks in turns, and through all blocks before any block is repeated: whenever
+Visits go through the tasks in turns, and through all groups before any group is repeated: whenever
 one stops, all tasks have been measured about equally often.
 """
 
@@ -20,7 +20,7 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Group:
     """Questions of one task that are answered together."""
 
     task: str
@@ -37,7 +37,7 @@ class Block:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     number: int
-    block: Block
+    group: Group
     repeat: int
 
     def order(self, arms: Sequence[str]) -> list[str]:
@@ -55,8 +55,8 @@ class Rung:
     num_visits: int
 
 
-def make_blocks(questions: Sequence[Question], *, concurrency: int, seed: int) -> list[Block]:
-    """Blocks of all tasks, in turns; prompts of a task in an order drawn by the seed."""
+def make_groups(questions: Sequence[Question], *, concurrency: int, seed: int) -> list[Group]:
+    """Groups of all tasks, in turns; prompts of a task in an order drawn by the seed."""
     tasks: dict[str, dict[str, list[Question]]] = {}
     for question in questions:
         prompts = tasks.setdefault(question.prompt.task, {})
@@ -65,11 +65,11 @@ def make_blocks(questions: Sequence[Question], *, concurrency: int, seed: int) -
     for task, prompts in tasks.items():
         names = list(prompts)
         random.Random(f"{seed} {task}").shuffle(names)
-        size = _block_size(len(names), concurrency)
+        size = _group_size(len(names), concurrency)
         chunks = [names[start : start + size] for start in range(0, len(names), size)]
         by_task.append(
             [
-                Block(
+                Group(
                     task=task,
                     number=number,
                     questions=tuple(one for name in chunk for one in prompts[name]),
@@ -78,21 +78,21 @@ def make_blocks(questions: Sequence[Question], *, concurrency: int, seed: int) -
             ]
         )
     longest = max(map(len, by_task), default=0)
-    return [blocks[i] for i in range(longest) for blocks in by_task if i < len(blocks)]
+    return [groups[i] for i in range(longest) for groups in by_task if i < len(groups)]
 
 
-def _block_size(num_prompts: int, concurrency: int) -> int:
+def _group_size(num_prompts: int, concurrency: int) -> int:
     if concurrency == 1:
         return 1
-    # Blocks as large as the load they stand for come first, intervals over several blocks second.
+    # Groups as large as the load they stand for come first, intervals over several groups second.
     return concurrency * (2 if num_prompts >= 4 * concurrency else 1)
 
 
-def make_visits(blocks: Sequence[Block], *, repeats: int) -> list[Visit]:
+def make_visits(groups: Sequence[Group], *, repeats: int) -> list[Visit]:
     return [
-        Visit(number=repeat * len(blocks) + i, block=block, repeat=repeat)
+        Visit(number=repeat * len(groups) + i, group=group, repeat=repeat)
         for repeat in range(repeats)
-        for i, block in enumerate(blocks)
+        for i, group in enumerate(groups)
     ]
 
 
@@ -106,7 +106,7 @@ def plan_rungs(
     sizes = [num_heads]
     while is_halving and sizes[-1] > finalists:
         sizes.append(max(finalists, -(-sizes[-1] // 2)))
-    num_tasks = len({visit.block.task for visit in visits})
+    num_tasks = len({visit.group.task for visit in visits})
     least = min(len(visits), 2 * num_tasks)
     return [
         Rung(num_heads=size, num_visits=max(least, -(-len(visits) // 2 ** (len(sizes) - 1 - i))))
@@ -118,7 +118,7 @@ def count_runs(rungs: Sequence[Rung], visits: Sequence[Visit]) -> int:
     """Answers that are made, plain ones included."""
     done = total = 0
     for rung in rungs:
-        questions = sum(len(one.block.questions) for one in visits[done : rung.num_visits])
+        questions = sum(len(one.group.questions) for one in visits[done : rung.num_visits])
         total += questions * (rung.num_heads + 1)
         done = max(done, rung.num_visits)
     return total

@@ -26,13 +26,13 @@ def measured(task: str, tokens: int, seconds: float, cycles: int, *, text: str =
 
 
 def visits(
-    speeds: dict[str, float], *, num_blocks: int = 12, repeats: int = 2, noise: float = 0.05
+    speeds: dict[str, float], *, num_groups: int = 12, repeats: int = 2, noise: float = 0.05
 ) -> list[VisitRecord]:
     """Two tasks; plain decoding makes a token in a second, heads are faster by their speed."""
     source = np.random.default_rng(3)
     found = []
     for repeat in range(repeats):
-        for block in range(num_blocks):
+        for group in range(num_groups):
             for task in ("a", "b"):
                 tokens = int(source.integers(20, 200))
                 arms = {PLAIN: measured(task, tokens, tokens * source.normal(1, noise), tokens - 1)}
@@ -40,7 +40,7 @@ def visits(
                     seconds = tokens / speed * source.normal(1, noise)
                     arms[name] = measured(task, tokens, seconds, int((tokens - 1) / speed))
                 found.append(
-                    VisitRecord(number=len(found), task=task, block=block, repeat=repeat, arms=arms)
+                    VisitRecord(number=len(found), task=task, group=group, repeat=repeat, arms=arms)
                 )
     return found
 
@@ -76,7 +76,7 @@ def test_a_head_that_was_given_up_is_compared_on_the_visits_it_made() -> None:
         else VisitRecord(
             number=record.number,
             task=record.task,
-            block=record.block,
+            group=record.group,
             repeat=record.repeat,
             arms={name: record.arms[name] for name in (PLAIN, "fast")},
         )
@@ -88,17 +88,17 @@ def test_a_head_that_was_given_up_is_compared_on_the_visits_it_made() -> None:
     assert is_distinguishable(found)
 
 
-def test_a_task_of_one_block_is_judged_by_its_repeats() -> None:
-    found = speed_up(visits({"one": 1.5}, num_blocks=1, repeats=4), "one", seed=0)
+def test_a_task_of_one_group_is_judged_by_its_repeats() -> None:
+    found = speed_up(visits({"one": 1.5}, num_groups=1, repeats=4), "one", seed=0)
     assert found is not None
     assert found.num_units == 8
-    once = speed_up(visits({"one": 1.5}, num_blocks=1, repeats=1), "one", seed=0)
+    once = speed_up(visits({"one": 1.5}, num_groups=1, repeats=1), "one", seed=0)
     assert once is not None
     assert once.low is None
 
 
 def test_what_was_not_measured_has_no_figure() -> None:
-    records = visits({"one": 1.5}, num_blocks=2)
+    records = visits({"one": 1.5}, num_groups=2)
     assert speed_up(records, "other", seed=0) is None
     assert accept_length(records, "other", seed=0) is None
     assert not is_distinguishable(difference(records, "one", "other", seed=0))
@@ -110,12 +110,12 @@ def test_what_was_not_measured_has_no_figure() -> None:
 
 
 def test_records_come_back_from_the_journal_as_they_were() -> None:
-    record = visits({"same": 1.5, "other": 1.2}, num_blocks=1, repeats=1)[0]
+    record = visits({"same": 1.5, "other": 1.2}, num_groups=1, repeats=1)[0]
     odd = measured(record.task, 5, 1.0, 4, text="another answer")
     record = VisitRecord(
         number=record.number,
         task=record.task,
-        block=record.block,
+        group=record.group,
         repeat=record.repeat,
         arms={**record.arms, "other": odd},
     )
