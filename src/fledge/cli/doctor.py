@@ -10,6 +10,7 @@ import typer
 from fledge import __version__
 from fledge.cli import machine, options
 from fledge.cli.render import count, print_json
+from fledge.models.fast_families import FAMILIES
 from fledge.store.capacity import format_bytes
 
 _PYTHONS = ((3, 11), (3, 12))
@@ -61,6 +62,7 @@ def _facts() -> dict[str, Any]:
         "cpu_cores": machine.num_cores(),
         "memory_bytes": machine.memory_bytes(),
         "torch": machine.look_at_torch(),
+        "fast_families": sorted(FAMILIES),
         "cache": machine.look_at_cache(),
         "pip": machine.has_pip(),
         "npm": shutil.which("npm"),
@@ -142,6 +144,7 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"cuda:{index}", f"{device['name']}, {size}, {precision}"))
     if not facts["torch"]["devices"]:
         rows.append(("CUDA", "no device"))
+    rows.append(("fast targets", f"{', '.join(facts['fast_families'])}; others are slower"))
     rows += [("pip", "yes" if facts["pip"] else "no"), ("npm", facts["npm"] or "no")]
     return rows
 

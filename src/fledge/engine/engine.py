@@ -124,6 +124,8 @@ class Engine:
             )
         if loaded.config.model_type not in TESTED_MODEL_TYPES:
             check_same_as_transformers(loaded)
+        if loaded.why_plain is not None:
+            progress.note(f"{target} runs on transformers' layers: {loaded.why_plain}")
         settings, times = settings or EngineSettings(), None
         if loaded_head is not None and settings.controller == "adaptive":
             loaded_head = fit_to_target(loaded_head, loaded)

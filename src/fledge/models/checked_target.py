@@ -26,4 +26,6 @@ def load_checked_target(
         if target.config.model_type not in TESTED_MODEL_TYPES:
             check_same_as_transformers(target)
         check_reading(target)
+    if target.why_plain is not None:
+        progress.note(f"{name} runs on transformers' layers: {target.why_plain}")
     return target

@@ -23,10 +23,16 @@ from torch import Tensor
 
 from fledge.models.attention import attend_stored
 from fledge.models.fast_families import FAMILIES, Family
-from fledge.models.fast_layers import FastLayer, NoFastLayersError, make_layer, make_norm
+from fledge.models.fast_layers import (
+    ExpertMlp,
+    FastLayer,
+    NoFastLayersError,
+    make_layer,
+    make_norm,
+)
 from fledge.models.target_reading import Readout, TargetReading, readout_of
 from fledge.ops.document_attention import DocumentAttention
-from fledge.ops.documents import Documents
+from fledge.ops.documents import Documents, make_documents
 from fledge.ops.kv import KVMemory
 from fledge.ops.norms import residual_norm
 from fledge.ops.paged import Pass
@@ -35,6 +41,10 @@ from fledge.ops.rope_write import Rotation, rotate_and_store, split_heads
 
 Attend = Callable[[FastLayer, Tensor, Rotation], Tensor]
 """(layer, product of queries, keys and values, rotation) -> what attention returns, [T, H, D]."""
+
+Read = Callable[[Tensor, Documents, Sequence[int]], TargetReading]
+_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
+_PROBE_LENS = (7, 5)
 
 
 class Stream(NamedTuple):
@@ -100,6 +110,22 @@ class FastDecoder:
             self._tables = self._make_tables()
         final, columns = self._run(token_ids_T, documents.positions_T, attend, taps)
         return TargetReading(torch.cat(columns, dim=-1) if columns else final[:, :0], final)
+
+    def check_same(self, read: Read, vocab_size: int) -> None:
+        """Compare with transformers' layers, which `read` goes through, on two short documents."""
+        documents = make_documents(_PROBE_LENS, self._embedding.weight.device)
+        ids_T = torch.arange(3, 3 + documents.num_tokens, device=documents.device) * 7 % vocab_size
+        ours = self.read(ids_T, documents, ()).final_TD.double()
+        theirs = read(ids_T, documents, ()).final_TD.double()
+        error = float((ours - theirs).norm() / theirs.norm())
+        has_experts = any(isinstance(layer.mlp, ExpertMlp) for layer in self._layers)
+        # Rounding may send a token to another expert; a wrong formula leaves nothing alike.
+        limit = 0.3 if has_experts else _ROUNDING[self._embedding.weight.dtype]
+        if not error <= limit:
+            raise NoFastLayersError(
+                f"fledge's layers compute something else than transformers' do (relative "
+                f"difference {error:.2g}, at most {limit} is rounding)"
+            )
 
     def _run(
         self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend, taps: Sequence[int]

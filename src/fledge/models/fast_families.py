@@ -1,9 +1,13 @@
-"""Families of targets that fledge has its own layers for, and in what they differ."""
+"""Families of targets that fledge has its own layers for, and in what they differ.
+
+Known without torch, so that `fledge doctor` can say it where torch is missing.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from fledge.ops.norms import NormKind
+if TYPE_CHECKING:
+    from fledge.ops.norms import NormKind
 
 NormPlace = Literal["before", "after", "around"]
 """Where a family norms: the input of attention and MLP, their output, or both."""
@@ -11,7 +15,7 @@ NormPlace = Literal["before", "after", "around"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    norm: NormKind
+    norm: "NormKind"
     place: NormPlace
     qk_norm: Literal["none", "head", "width"] = "none"
     """Queries and keys normed head by head, over their whole width, or not."""

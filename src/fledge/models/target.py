@@ -68,8 +68,7 @@ class Target:
         self.context_len = int(config.max_position_embeddings)
         self.eos_token_ids = _eos_token_ids(model)
         self._fast: FastDecoder | None = None
-        self.why_plain: str | None = None
-        """Why passes run transformers' layers, once a first pass has asked for ours in vain."""
+        self._why_plain: str | None = None
 
     @classmethod
     def load(cls, directory: Path, *, dtype: torch.dtype, device: torch.device) -> "Target":
@@ -121,6 +120,13 @@ class Target:
             for name, neutral in _NEUTRAL_GENERATION_SETTINGS.items()
             if (value := getattr(config, name, None)) not in (None, neutral)
         }
+
+    @property
+    def why_plain(self) -> str | None:
+        """Why passes run transformers' layers; None where they run on ours."""
+        if target_path() == "plain":
+            return "FLEDGE_TARGET_PATH is 'plain'"
+        return self._why_plain if self._fast_decoder() is None else None
 
     def check_taps(self, taps: Sequence[int]) -> None:
         if not taps or any(not 0 <= tap <= self.num_layers for tap in taps):
@@ -202,17 +208,24 @@ class Target:
         path = target_path()
         if path == "plain":
             return None
-        if self._fast is None and self.why_plain is None:
+        if self._fast is None and self._why_plain is None:
             try:
-                self._fast = FastDecoder(self._model)
+                self._fast = self._make_fast()
             except NoFastLayersError as error:
-                self.why_plain = str(error)
+                self._why_plain = str(error)
         if self._fast is None and path == "fast":
             raise MismatchError(
-                f"FLEDGE_TARGET_PATH is 'fast', but {self.why_plain}; leave it unset to run "
+                f"FLEDGE_TARGET_PATH is 'fast', but {self._why_plain}; leave it unset to run "
                 "transformers' layers."
             )
         return self._fast
+
+    def _make_fast(self) -> FastDecoder:
+        fast = FastDecoder(self._model)
+        if self.directory is not None:  # files hold what no test has seen
+            with torch.no_grad():
+                fast.check_same(self._read_plain, self.vocab_size)
+        return fast
 
     @torch.no_grad()
     def logits_by_transformers(self, token_ids_T: Tensor) -> Tensor:

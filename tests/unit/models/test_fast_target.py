@@ -4,6 +4,8 @@ Catches: weights that are there twice, a twin that stops working, families that 
 have no layers of ours, a path that cannot be chosen.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -83,7 +85,6 @@ def test_documents_longer_than_the_context_are_rotated_on() -> None:
 
 def test_other_families_fall_back_and_say_so() -> None:
     target = target_of(tiny_model("gpt-oss-hybrid-moe"))
-    assert target.why_plain is None
     passed(target, "auto")
     assert target.why_plain == "fledge has no layers of its own for 'gpt_oss'"
     with pytest.raises(MismatchError, match="FLEDGE_TARGET_PATH is 'fast', but fledge has no"):
@@ -94,6 +95,23 @@ def test_another_activation_falls_back() -> None:
     target = target_of(tiny_model("llama", hidden_act="relu"))
     passed(target, "auto")
     assert target.why_plain == "its activation is relu"
+
+
+def test_files_that_our_layers_do_not_fit_fall_back(tmp_path: Path) -> None:
+    """A family may come to compute something else than it did when our layers were written."""
+    target = target_of(tiny_model("llama"))
+    target.directory = tmp_path
+    target.layers[1].mlp.register_forward_hook(lambda module, args, output: output * 1.5)
+    passed(target, "auto")
+    assert target.why_plain is not None
+    assert "compute something else than transformers' do (relative difference" in target.why_plain
+
+
+def test_the_path_is_said() -> None:
+    target = target_of(tiny_model("llama"))
+    assert target.why_plain is None
+    with choose_target_path("plain"):
+        assert target.why_plain == "FLEDGE_TARGET_PATH is 'plain'"
 
 
 def test_a_path_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
