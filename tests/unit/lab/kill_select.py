@@ -42,9 +42,9 @@ def main() -> None:
     for i, head in enumerate(heads):
         save_head(tiny_head(target, seed=i), head)
     settings = SelectSettings(
-        suites=("builtin/chat,qa,code",),
-        prompts=4,
-        max_tokens=6,
+        suites=("builtin/chat,qa",),
+        prompts=3,
+        max_tokens=4,
         warm_up=1,
         tree=TreeSettings(depth=2, width=1, budget=2),
         controller="fixed",
