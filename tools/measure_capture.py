@@ -51,7 +51,7 @@ from fledge.store.feature_layout import EncodedSample, FeatureLayout
 from fledge.store.manifest import FEATURES, Plan
 
 LOGITS_AT_ONCE = 1 << 28
-WRITERS = 2
+WRITERS = 4
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ _PASSES_AHEAD = 3
 """Passes that the device has before it, so that it never runs dry."""
 
 _HANDOVER_S = 0.0005
-_WRITERS = 2
-_SHARDS_AHEAD = 3
+_WRITERS = 4
+_SHARDS_AHEAD = 5
 """Shards that are being written or wait for it: what the host's memory has to hold."""
 
 

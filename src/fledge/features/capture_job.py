@@ -27,7 +27,7 @@ from fledge.store.manifest import FEATURES, Plan
 _PROBED_TAPS = 3
 """As many layers as `auto` looks for."""
 
-_HELD_SHARDS = 4
+_HELD_SHARDS = 6
 """In memory at once: one that fills, those that wait, those that are being written."""
 
 

@@ -32,6 +32,8 @@ NUMPY_TYPES = {
 }
 """numpy has no bfloat16: its bits are held as whole numbers."""
 
+_DTYPES = {name: np.dtype(code) for name, code in NUMPY_TYPES.items()}
+
 
 class Part(NamedTuple):
     """One array of a sample."""
@@ -44,7 +46,7 @@ class Part(NamedTuple):
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        return np.dtype(NUMPY_TYPES[self.dtype])
+        return _DTYPES[self.dtype]
 
     @property
     def row_bytes(self) -> int:

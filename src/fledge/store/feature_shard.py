@@ -183,7 +183,7 @@ def encode_shard(
     entries = _index_entries(index, fill)
     at = index_bytes + fill
     for one in packed:
-        entries |= _sample_entries(one, at)
+        entries += _sample_entries(one, at)
         at += one.size
     header = _encode_header(entries, note)
     first = len(header) + index_bytes + fill
@@ -193,38 +193,41 @@ def encode_shard(
     return chunks, ShardHead(note, index, len(header) + at, hashlib.sha256(head).hexdigest())
 
 
-def _index_entries(index: Mapping[str, NDArray[Any]], fill: int) -> dict[str, Any]:
-    entries, at = {}, 0
+def _index_entries(index: Mapping[str, NDArray[Any]], fill: int) -> list[str]:
+    entries, at = [], 0
     for name, array in index.items():
         kind = _SAFETENSORS[INDEX_TYPES[name]]
-        entries[f"index.{name}"] = _entry(kind, list(array.shape), at, at + array.nbytes)
+        entries.append(_entry(f"index.{name}", kind, array.shape, at, at + array.nbytes))
         at += array.nbytes
-    return entries | _fill_entry("index", at, at + fill)
+    return entries + _fill_entry("index", at, at + fill)
 
 
-def _sample_entries(packed: _PackedSample, start: int) -> dict[str, Any]:
-    number, entries, end = packed.sample.number, {}, 0
+def _sample_entries(packed: _PackedSample, start: int) -> list[str]:
+    number, entries, end = packed.sample.number, [], 0
     for name, (first, end, part, num_rows) in packed.places.items():
-        shape, kind = list(part.shape(num_rows)), _SAFETENSORS[part.dtype]
-        entries[f"{number}.{name}"] = _entry(kind, shape, start + first, start + end)
-    return entries | _fill_entry(str(number), start + end, start + packed.size)
+        kind, shape = _SAFETENSORS[part.dtype], part.shape(num_rows)
+        entries.append(_entry(f"{number}.{name}", kind, shape, start + first, start + end))
+    return entries + _fill_entry(str(number), start + end, start + packed.size)
 
 
-def _fill_entry(prefix: str, start: int, stop: int) -> dict[str, Any]:
+def _fill_entry(prefix: str, start: int, stop: int) -> list[str]:
     """safetensors allows no gaps: what lies between has a name as well."""
-    if start == stop:
-        return {}
-    return {f"{prefix}.{_FILL}": _entry("U8", [stop - start], start, stop)}
+    return (
+        [] if start == stop else [_entry(f"{prefix}.{_FILL}", "U8", (stop - start,), start, stop)]
+    )
 
 
-def _entry(kind: str, shape: list[int], start: int, stop: int) -> dict[str, Any]:
-    return {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+def _entry(name: str, kind: str, shape: tuple[int, ...], start: int, stop: int) -> str:
+    """As JSON: a shard has thousands, and whoever writes them keeps others from Python."""
+    sizes = ",".join(map(str, shape))
+    return f'"{name}":{{"dtype":"{kind}","shape":[{sizes}],"data_offsets":[{start},{stop}]}}'
 
 
-def _encode_header(entries: Mapping[str, Any], note: ShardNote) -> bytes:
+def _encode_header(entries: Sequence[str], note: ShardNote) -> bytes:
     told = {"layout": SHARD_LAYOUT, "plan": note.plan, "tally": note.tally}
-    table = {"__metadata__": {_METADATA: json.dumps(told, ensure_ascii=False)}, **entries}
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    metadata = {_METADATA: json.dumps(told, ensure_ascii=False)}
+    first = f'"__metadata__":{json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)}'
+    text = ("{" + ",".join([first, *entries]) + "}").encode()
     text += b" " * (-(8 + len(text)) % ALIGNED_BYTES)
     return struct.pack("<Q", len(text)) + text
 
