@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -221,6 +222,22 @@ def test_keys_full_servers_and_lost_ones_are_explained(
     page.get_by_role("button", name="Ask again").click()
     expect(page.locator(".failure")).to_have_count(0)
     expect(page.locator(".assistant .figures-line").last).to_contain_text("6 tokens in")
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_is_told_of_and_waited_for(
+    open_page: Open, server: RunningServer
+) -> None:
+    page = open_page(settings=short(8000))
+    ask(page)
+    expect(page.locator(".assistant .token").nth(20)).to_be_attached()
+    facts = server.service.supervisor.facts
+    assert facts is not None
+    os.kill(facts.process_id, signal.SIGKILL)
+    expect(page.locator(".failure")).to_contain_text("The engine stopped while it was answering")
+    expect(page.locator("#banner")).to_have_text(re.compile("started again|is loading"))
+    expect(page.locator("#state")).to_have_attribute("data-state", "ready")
+    expect(page.locator("#fact-restarts")).to_have_text("1")
 
 
 def test_without_a_head_there_is_nothing_to_compare(open_page: Open) -> None:

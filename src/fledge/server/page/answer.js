@@ -94,7 +94,7 @@ export class Answer {
       this.body,
       this.footer,
     );
-    this.waiting = element("span", { class: "waiting" }, "thinking");
+    this.waiting = element("span", { class: "waiting" }, "reading");
     this.body.append(this.waiting);
     this.content = null;
     this.thought = null;
@@ -157,12 +157,12 @@ export class Answer {
     this.footer.textContent = `${this.numTokens} tokens, ${seconds.toFixed(1)} s`;
   }
 
-  /** The stream is over: `note` says how, unless it ended as it should. */
+  /** The stream is over: `note` says how, unless it ended as it should or that is said elsewhere. */
   finish(note = null) {
     this.waiting.remove();
     this.content?.finish();
     this.root.setAttribute("aria-busy", "false");
-    if (!this.text && !this.reasoning && !note) note = "The target had nothing to say.";
+    if (!this.text && !this.reasoning) note ??= "The target had nothing to say.";
     const parts = this.figures ? this.#figureParts() : [];
     if (this.finishReason === "length") parts.push("cut at the longest allowed");
     this.footer.replaceChildren(...parts.map((part) => element("span", {}, part)));

@@ -86,6 +86,8 @@ function send(text) {
 async function answer(text) {
   running = new AbortController();
   showRunning(true);
+  // Whoever begins a new chat leaves this one as it is.
+  const conversation = history;
   const isComparison = byId("compare").checked && monitor.hasHead === true;
   const turn = isComparison ? new Comparison() : new Answer(model ?? "Answer");
   byId("log").append(turn.root);
@@ -106,7 +108,7 @@ async function answer(text) {
     end(turn, first, failure, text);
   }
   if (first.text) {
-    history.push({ role: "user", content: text }, { role: "assistant", content: first.text });
+    conversation.push({ role: "user", content: text }, { role: "assistant", content: first.text });
   }
   running = null;
   showRunning(false);
@@ -166,7 +168,7 @@ function end(turn, first, failure, text) {
   const wasStopped = failure.name === "AbortError";
   const answers = turn === first ? [first] : [turn.withHead, turn.plain];
   for (const one of answers) {
-    if (one.root.getAttribute("aria-busy") === "true") one.finish(wasStopped ? "stopped" : "failed");
+    if (one.root.getAttribute("aria-busy") === "true") one.finish(wasStopped ? "stopped" : "");
   }
   if (wasStopped) {
     announcer.finish("Stopped.");
@@ -180,7 +182,7 @@ function end(turn, first, failure, text) {
   again.addEventListener("click", () => {
     if (running) return;
     turn.root.remove();
-    if (first.text) history = history.slice(0, -2);
+    if (first.text) history.splice(-2);
     answer(text);
   });
   turn.root.append(

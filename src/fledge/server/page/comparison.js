@@ -19,7 +19,7 @@ export class Comparison {
   }
 
   beginPlain() {
-    this.plain.waiting.textContent = "thinking";
+    this.plain.waiting.textContent = "reading";
     this.plain.waiting.classList.remove("still");
     this.plain.started = performance.now();
   }

@@ -23,7 +23,7 @@ export class Monitor {
   async look() {
     clearTimeout(this.timer);
     if (document.hidden) {
-      this.last = null;
+      this.#forgetSpeed();
       return;
     }
     if (this.isLooking) return;
@@ -31,7 +31,7 @@ export class Monitor {
     try {
       this.#show(await this.client.get("/v1/speculation"));
     } catch (failure) {
-      this.last = null;
+      this.#forgetSpeed();
       byId("figures-note").hidden = failure.status !== 401;
       byId("figures-note").textContent = "The figures need the server's API key.";
       this.onState(failure.status === 401 ? "locked" : "gone", failure);
@@ -54,7 +54,7 @@ export class Monitor {
       showDepths(document_.stats);
       showPlan(document_.controller);
     } else {
-      this.last = null;
+      this.#forgetSpeed();
     }
     this.onState(document_.engine.state);
   }
@@ -78,6 +78,12 @@ export class Monitor {
     byId("cache").textContent = `${percent < 10 && percent > 0 ? percent.toFixed(1) : Math.round(percent)}%`;
     showMeter("running-meter", stats.num_running, facts.max_requests);
     showMeter("cache-meter", Math.round(percent), 100);
+  }
+
+  /** What was last heard says nothing of now. */
+  #forgetSpeed() {
+    this.last = null;
+    byId("speed").textContent = "–";
   }
 
   #showSpeed(stats) {
