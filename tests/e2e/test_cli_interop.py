@@ -50,6 +50,17 @@ def test_json_documents(run: RunProgram, head: Path, tmp_path: Path) -> None:
     assert set(document) == {"directory", "source", "layout", "num_tensors", "layers", "notes"}
 
 
+def test_settings_of_a_tuning(run: RunProgram, head: Path, tmp_path: Path) -> None:
+    row = {"depth": 5, "width": 4, "budget": 12, "speedup": 2.0}
+    (tmp_path / "tune.json").write_text(json.dumps({"rows": [row]}))
+    words = ("export", head, "--to", "sglang", "--tuned", tmp_path, "--out", tmp_path / "out")
+    done = run(*words)
+    assert done.stdout.endswith("-eagle-topk 4 --speculative-num-draft-tokens 13\n")
+    again = run(*words, "--depth", 3)
+    assert again.exit_code == 2
+    assert "either --tuned, or --depth" in again.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -10,7 +10,7 @@ from fledge.cli.progress import terminal_progress
 from fledge.cli.render import print_json, say
 from fledge.contracts.dialects import DIALECTS, Dialect
 from fledge.contracts.settings import TreeSettings
-from fledge.contracts.tuned_settings import TunedSettings
+from fledge.contracts.tuned_settings import TunedSettings, read_tuned
 
 HeadArgument = Annotated[
     Path,
@@ -49,6 +49,15 @@ VerifyOption = Annotated[
     ),
 ]
 _SETTINGS = "Settings in the serve command"
+TunedOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tuned",
+        metavar="DIR",
+        help="What a tuning of the head found best; the options below say it by hand.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
 DepthOption = Annotated[
     int | None,
     typer.Option(
@@ -84,6 +93,7 @@ def export(
     out: OutOption,
     target: TargetOption = None,
     verify: VerifyOption = False,
+    tuned: TunedOption = None,
     depth: DepthOption = None,
     width: WidthOption = 1,
     budget: BudgetOption = None,
@@ -106,7 +116,7 @@ def export(
         out,
         _dialect(to),
         target=target,
-        tuned=_tuned(depth, width, budget),
+        tuned=_settings(tuned, depth, width, budget),
         verify=verify,
         progress=terminal_progress(),
     )
@@ -137,9 +147,16 @@ def _dialect(to: str) -> Dialect:
     raise typer.BadParameter(f"{to!r} is none of {', '.join(DIALECTS)}.", param_hint="--to")
 
 
-def _tuned(depth: int | None, width: int, budget: int | None) -> TunedSettings | None:
+def _settings(
+    tuned: Path | None, depth: int | None, width: int, budget: int | None
+) -> TunedSettings | None:
+    is_by_hand = depth is not None or width != 1 or budget is not None
+    if tuned is not None:
+        if is_by_hand:
+            raise typer.BadParameter("either --tuned, or --depth and others.", param_hint="--tuned")
+        return read_tuned(tuned)
     if depth is None:
-        if width != 1 or budget is not None:
+        if is_by_hand:
             raise typer.BadParameter("--width and --budget need --depth.", param_hint="--depth")
         return None
     default = depth if width == 1 else options.TREE.budget
