@@ -1,6 +1,7 @@
 """The server with the real openai client: every answer is the engine's own, token for token."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.outputs import Completion
 from fledge.testing import CHAT_TEMPLATE
+from tests.e2e.conftest import RunProgram
 from tests.e2e.server_support import MODEL, RunningServer, running_server
 
 SETTINGS = EngineSettings(
@@ -329,3 +331,25 @@ def test_openapi_document(server: RunningServer) -> None:
     assert "422" not in responses
     model = document["components"]["schemas"]["ChatRequest"]["properties"]["model"]
     assert model["enum"] == [MODEL]
+
+
+def test_bench_agrees_with_what_the_server_says(
+    server: RunningServer, run: RunProgram, tmp_path: Path
+) -> None:
+    """Loads of the bench, measured from outside, against what every response tells of itself."""
+    done = run(
+        "bench", server.url, "--out", tmp_path / "out", "--concurrency", "1,3", "--rates", "20",
+        "--requests", "4", "--repeats", "1", "--max-tokens", "12", "--set", "bench.prompt_len=4",
+        "--set", "bench.waves=1", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["arms"][0]["model"], document["arms"][0]["tokens"]) == (MODEL, "usage")
+    for row in document["rows"]:
+        assert row["good"] == row["requests"] == 4
+        assert 4 <= row["tokens"] <= 4 * 12
+        assert row["accept_length"]["value"] >= 1.0
+        assert row["mean_prompt_tokens"] > 4
+        # An answer cannot end before its first token, nor its tokens come before that.
+        assert row["ttft_s"]["p50"]["value"] <= row["e2e_s"]["p50"]["value"]
+    assert document["client"]["most_chunks_per_s"] > 100

@@ -122,9 +122,6 @@ class _Run:
         if len(left) < len(jobs):
             done = len(jobs) - len(left)
             self._progress.note(f"{done} of {len(jobs)} measurements are there already")
-        if self._journal.client is None:
-            with self._progress.task("measuring the client", unit=""):
-                self._journal.add_client(measure_client())
         total = sum(num_requests(job.point, self._settings) for job in left)
         try:
             with self._progress.task("measuring", total, unit="requests") as task:
@@ -147,6 +144,10 @@ class _Run:
                 for name, arm in {job.arm.name: job.arm for job in group}.items():
                     drivers[name] = stack.enter_context(arm.opened(self._progress))
                     self._journal.add_facts(name, dict(drivers[name].facts))
+                if self._journal.client is None:
+                    # After the servers were found, so that a wrong address is said at once.
+                    with self._progress.task("measuring the client", unit=""):
+                        self._journal.add_client(measure_client())
                 for job in group:
                     self._measure_one(job, drivers[job.arm.name], task)
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fledge.contracts.errors import FledgeError
+from fledge.contracts.errors import MeasurementError
 from fledge.contracts.progress import Progress
 from fledge.lab.load_answer import Answer
 from fledge.lab.load_point import Point
@@ -14,8 +14,8 @@ from fledge.lab.load_prompts import LoadPrompt
 OnAnswer = Callable[[], None]
 
 
-class BenchError(FledgeError):
-    """A measurement cannot go on; what was measured before is kept."""
+class BenchError(MeasurementError):
+    """A load cannot be applied any more; what was measured before is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,8 +133,7 @@ class HttpDriver:
         patience = _LOST_AFTER + (point.users if point.is_closed else 0)
         load = _Load(bodies, on_answer, patience)
         run = self._closed(load, point) if point.is_closed else self._open(load, point, seed)
-        # A collection in the middle would stop all streams for a moment.
-        gc.collect()
+        # A collection of garbage in the middle would stop all streams for a moment.
         gc.disable()
         try:
             cost = self._runner.run(_costed(run))

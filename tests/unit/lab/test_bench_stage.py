@@ -1,6 +1,7 @@
 """The stage: order, journal, going on after a break, partial results."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,17 @@ def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
         url = server.url
         with pytest.raises(BenchError) as error:
             run(out, server)
-        assert "the server of s0, 2 at once does not answer any more, after 2 good" in str(
-            error.value
-        )
+        # Of the two answers under way when it died, any number may have come to their end.
+        said = r"the server of s0, 2 at once does not answer any more, after [012] good answers"
+        assert re.match(said, str(error.value))
         assert f"What was measured is in {out / 'bench.json'}; the same command" in str(error.value)
     document = json.loads((out / "bench.json").read_text())
     assert not document["is_complete"]
-    assert [(row["level"], row["good"], row["lost"] is None) for row in document["rows"]] == [
-        (1, 4, True),
-        (2, 2, False),
-    ]
+    whole, broken = document["rows"]
+    assert (whole["level"], whole["good"], whole["lost"]) == (1, 4, None)
+    assert broken["level"] == 2
+    assert broken["good"] <= 2
+    assert broken["lost"] is not None
     with pytest.raises(ArtifactError, match=r"has no manifest\.json: it is unfinished"):
         read_input(out, BENCH)
     with scripted_server() as server:
