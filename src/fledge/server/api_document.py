@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from fledge.server.response_schemas import ANSWERS, SCHEMAS, links_of
+
 _ERRORS = {
     "400": "The request cannot be served as it is.",
     "401": "No API key, or a wrong one.",
@@ -28,14 +30,25 @@ def describe(app: FastAPI, model_names: tuple[str, ...]) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Error"] = _error_schema()
+    schemas |= {"Error": _error_schema(), **SCHEMAS}
     for name in _REQUESTS:
         model = schemas[name]["properties"]["model"]
         kinds = model.get("anyOf", [model])
         kinds[0]["enum"] = list(model_names)
+    operation_ids = {
+        (method, path): operation["operationId"]
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
     for path, operations in document["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
             _describe_operation(path, operation)
+            answer = operation["responses"]["200"]
+            if (name := ANSWERS.get((method, path))) is not None:
+                reference = {"$ref": f"#/components/schemas/{name}"}
+                answer["content"]["application/json"]["schema"] = reference
+            if links := links_of(method, path, operation_ids):
+                answer["links"] = links
     return document
 
 
@@ -49,6 +62,8 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
         responses["503"]["content"] = {"application/json": {"schema": {"type": "object"}}}
     if path in _STREAMING:
         responses["200"]["content"]["text/event-stream"] = {}
+    if path == "/v1/files/{file_id}/content":
+        responses["200"]["content"] = {"application/octet-stream": {}}
     if path == "/metrics":
         responses["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
 

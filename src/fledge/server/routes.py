@@ -190,12 +190,14 @@ async def tokenize(asked: TokenizeRequest, request: Request) -> dict[str, Any]:
     return document
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> dict[str, Any]:
     """The server runs."""
     return {"status": "ok", "engine": _service(request).status}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Whether it can answer now."""
@@ -204,6 +206,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": service.status}, status_code=200 if is_ready else 503)
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
