@@ -81,6 +81,10 @@ class GrammarCompiler:
         with self._lock:
             self._known_vocabulary()
 
+    def has_compiled(self, grammar: Grammar) -> bool:
+        with self._lock:
+            return grammar in self._kept
+
     def start(self, grammar: Grammar) -> GrammarState:
         """The beginning of an answer; compiles the grammar unless it is kept."""
         return GrammarState(self.compile(grammar))

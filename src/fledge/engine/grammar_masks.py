@@ -84,7 +84,10 @@ class PassMasks:
         if keeps_raw:
             self._raw_MV = logits_RV[rows_M]
         masks_MY = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.uint8)
-        mask_rows(logits_RV, rows_M, masks_MY.view(len(masks), -1).to(device))
+        masks_MY = masks_MY.view(len(masks), -1)
+        if device.type == "cuda":
+            masks_MY = masks_MY.pin_memory().to(device, non_blocking=True)
+        mask_rows(logits_RV, rows_M, masks_MY)
         if not closed:
             return trees
         tokens_BN = trees.tokens_BN.clone()

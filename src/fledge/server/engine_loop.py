@@ -92,10 +92,10 @@ class EngineLoop:
                 self._cancel(order)
             elif isinstance(order, Compiled):
                 self._submit_compiled(order)
-            elif order.params.grammar is None:
-                self._submit(order)
-            else:
+            elif self._grammars.must_compile(order):
                 self._grammars.compile(order)
+            else:
+                self._submit(order)
 
     def _submit(self, order: Submit) -> None:
         try:

@@ -40,6 +40,10 @@ class GrammarLane:
         self._work: queue.SimpleQueue[Submit] = queue.SimpleQueue()
         self._has_threads = False
 
+    def must_compile(self, order: Submit) -> bool:
+        grammar = order.params.grammar
+        return grammar is not None and not self._compiler.has_compiled(grammar)
+
     def compile(self, order: Submit) -> None:
         """Begin, and put a `Compiled` among the orders at the end."""
         self._waiting[order.number] = (order, time.monotonic())
@@ -78,7 +82,7 @@ class GrammarLane:
             self._compiler.compile(order.params.grammar)
         except FledgeError as error:
             return str(error)
-        except Exception as error:  # the library's own faults are no reason to leave
+        except BaseException as error:  # the library's own faults are no reason to leave
             _log.exception("a grammar could not be compiled")
             return f"the grammar cannot be used: {error!r}"
         return None
