@@ -217,6 +217,8 @@ class PagedCache:
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Have room for numbers below `num_tokens`; takes nothing where there is not enough."""
         needed = self._num_blocks(num_tokens)
+        if all(len(blocks) >= needed for blocks in seq.blocks.values()):
+            return True
         missing = {window: needed - len(blocks) for window, blocks in seq.blocks.items()}
         if any(self._pools[window].num_available < count for window, count in missing.items()):
             return False

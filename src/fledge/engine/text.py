@@ -6,7 +6,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Decodes a growing list of tokens.
+    """Decodes a growing list of tokens, when somebody asks for the text.
 
     A token may hold part of a character, or change how its neighbour is spelled, so a window of
     recent tokens is decoded with and without the newest ones, and the difference is the new text.
@@ -18,23 +18,37 @@ class Detokenizer:
         self._token_ids: list[int] = []
         self._window_start = 0
         self._num_read = 0
-        self.text = ""
+        self._num_tried = 0
+        self._text = ""
 
     def add(self, token_id: int) -> None:
         self._token_ids.append(token_id)
-        fresh = self._unread()
-        if fresh and not fresh.endswith(_REPLACEMENT):
-            self.text += fresh
-            self._window_start, self._num_read = self._num_read, len(self._token_ids)
+
+    @property
+    def text(self) -> str:
+        """All whole characters so far."""
+        if self._num_tried < len(self._token_ids):
+            self._read()
+            self._num_tried = len(self._token_ids)
+        return self._text
 
     def flush(self) -> None:
         """Show what is held back: the answer has ended, the rest will not arrive."""
-        self.text += self._unread()
+        self._text = self.text + self._unread(len(self._token_ids))
         self._window_start = self._num_read = len(self._token_ids)
 
-    def _unread(self) -> str:
+    def _read(self) -> None:
+        """As many of the new tokens as end with a whole character."""
+        for stop in range(len(self._token_ids), self._num_read, -1):
+            fresh = self._unread(stop)
+            if fresh and not fresh.endswith(_REPLACEMENT):
+                self._text += fresh
+                self._window_start, self._num_read = self._num_read, stop
+                return
+
+    def _unread(self, stop: int) -> str:
         known = self._decode(self._token_ids[self._window_start : self._num_read])
-        return self._decode(self._token_ids[self._window_start :])[len(known) :]
+        return self._decode(self._token_ids[self._window_start : stop])[len(known) :]
 
 
 def find_stop(text: str, stops: Sequence[str], start: int = 0, num_ignored: int = 0) -> int | None:
