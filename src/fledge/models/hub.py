@@ -57,12 +57,12 @@ def fetch_from_hub(name: str, progress: Progress) -> Path:
 
 
 def fetch_head_from_hub(name: str, progress: Progress) -> Path:
-    """The directory of a head's id with its config and weights."""
+    """The directory of a head's id with its config and weights, pickled ones too."""
+    cached = _find_cached_head(name)
+    if cached is not None:
+        return cached
+    progress.note(f"fetching the head {name} from the Hugging Face hub")
     cache = Path(constants.HF_HUB_CACHE)
-    try:
-        return Path(snapshot_download(name, local_files_only=True, allow_patterns=_HEAD_FILES))
-    except LocalEntryNotFoundError:
-        progress.note(f"fetching the head {name} from the Hugging Face hub")
     try:
         with translated_disk_errors(cache), silent_bars():
             return Path(
@@ -74,6 +74,16 @@ def fetch_head_from_hub(name: str, progress: Progress) -> Path:
         if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
             raise
         raise _explain(name, error) from error
+
+
+def _find_cached_head(name: str) -> Path | None:
+    """A whole head in huggingface_hub's cache; an interrupted download is none."""
+    try:
+        directory = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HEAD_FILES))
+    except LocalEntryNotFoundError:
+        return None
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
+    return directory if files and (directory / "config.json").is_file() else None
 
 
 def _find_cached(name: str) -> Path | None:

@@ -145,3 +145,25 @@ def test_no_network_fails_fast_in_a_sentence(hub_cache, monkeypatch):
     ):
         hub.fetch_from_hub("org/tiny", Recorder())
     assert time.monotonic() - start < 15
+
+
+def test_a_head_is_fetched_then_found_without_network(endpoint, hub_cache, monkeypatch, capfd):
+    point_to(endpoint, monkeypatch)
+    recorder = Recorder()
+    directory = hub.fetch_head_from_hub("org/tiny", recorder)
+    assert {"config.json", "model.safetensors"} <= {path.name for path in directory.iterdir()}
+    point_to("http://127.0.0.1:9", monkeypatch)
+    assert hub.fetch_head_from_hub("org/tiny", recorder) == directory
+    assert recorder.notes == ["fetching the head org/tiny from the Hugging Face hub"]
+    (directory / "model.safetensors").unlink()
+    point_to(endpoint, monkeypatch)
+    assert hub.fetch_head_from_hub("org/tiny", recorder) == directory
+    assert (directory / "model.safetensors").is_file(), "half a head is fetched again"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["org/missing", "org/gated"])
+def test_heads_that_cannot_be_had(endpoint, hub_cache, monkeypatch, name):
+    point_to(endpoint, monkeypatch)
+    with pytest.raises(FetchError, match=name):
+        hub.fetch_head_from_hub(name, Recorder())

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, FetchError
-from fledge.models.resolve import ResolvedTarget, resolve_target
+from fledge.models.resolve import ResolvedTarget, copy_gguf, resolve_target
 from fledge.store.catalogue import CATALOGUE, Alias
 from tests.unit.tiny_gguf import Recorder, carry, start_child, write_tiny_gguf
 
@@ -70,6 +70,19 @@ def test_alias_becomes_a_directory_with_the_weights_written(alias, cache, tmp_pa
     marker = json.loads((target.directory / "fledge.json").read_text())
     assert marker["sha256"] == alias.sha256
     assert marker["dtype"] == "float32"
+
+
+def test_the_file_an_alias_is_made_of_can_be_had(alias, cache, gguf, tmp_path):
+    catalogue = {alias.name: alias}
+    place = tmp_path / "copy.gguf"
+    assert copy_gguf("Tiny", place, catalogue=catalogue, cache_dir=cache)
+    assert place.read_bytes() == gguf.read_bytes()
+    assert not cache.joinpath("downloads", alias.key).exists()
+    other = tmp_path / "none.gguf"
+    assert not copy_gguf("somebody/model", other, catalogue=catalogue, cache_dir=cache)
+    scripted = dataclasses.replace(alias, payload_format="llama2c")
+    assert not copy_gguf("tiny", other, catalogue={"tiny": scripted}, cache_dir=cache)
+    assert not other.exists()
 
 
 def test_second_call_does_no_work_and_damage_is_healed(alias, cache):
