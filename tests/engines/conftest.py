@@ -113,7 +113,7 @@ def record(engine: InstalledEngine, outcomes: dict[str, Outcome]) -> None:
 
 def as_json(outcome: Outcome) -> dict[str, object]:
     theirs = outcome.theirs.acceptance
-    ours = our_acceptance(outcome.ours, DEPTH, counts_emitted_only=theirs.counts_emitted_only)
+    ours = our_acceptance(outcome.ours, DEPTH, theirs.counting)
     return {
         "prompts": len(outcome.case.prompts),
         "tokens": outcome.theirs.num_tokens,
@@ -123,5 +123,5 @@ def as_json(outcome: Outcome) -> dict[str, object]:
             "theirs": theirs.accepted_at_position,
             "ours": ours.accepted_at_position,
         },
-        "counts_emitted_only": theirs.counts_emitted_only,
+        "counting": theirs.counting,
     }

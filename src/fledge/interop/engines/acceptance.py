@@ -1,13 +1,17 @@
 """How many drafts were accepted at each position, counted alike for our engine and for others.
 
-Engines differ in the last cycle of an answer. Some count every draft that the target confirmed,
-others only what became part of the answer before its end.
+Engines differ in the last cycle of an answer, where drafts may lie behind its end.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fledge.contracts.outputs import Completion
+
+Counting = Literal["verified", "emitted", "all_but_last"]
+"""`verified`: every draft that the target confirmed; `emitted`: only those that became part of the
+answer; `all_but_last`: the last cycle of each answer is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +24,7 @@ class Acceptance:
     accepted_at_position: tuple[int, ...]
     """Of those, cycles in which the draft was accepted up to this position at least."""
 
-    counts_emitted_only: bool
-    """Whether drafts behind the end of an answer are left out."""
+    counting: Counting
 
     @property
     def offered_at_position(self) -> tuple[int, ...]:
@@ -35,38 +38,36 @@ class Acceptance:
         return tuple(accepted / offered if offered else None for accepted, offered in pairs)
 
 
-def our_acceptance(
-    completions: Sequence[Completion], depth: int, *, counts_emitted_only: bool
-) -> Acceptance:
-    """What our engine counted; emitted drafts only where answers were asked for draft depths."""
-    if counts_emitted_only:
-        sizes = [size for completion in completions for size in _cycle_sizes(completion)]
-        return Acceptance(
-            num_drafts=len(sizes),
-            accepted_at_position=tuple(
-                sum(size > position + 1 for size in sizes) for position in range(depth)
-            ),
-            counts_emitted_only=True,
-        )
+def our_acceptance(completions: Sequence[Completion], depth: int, counting: Counting) -> Acceptance:
+    """What our engine counted; all but `verified` needs answers asked for with draft depths."""
+    positions = range(depth)
+    if counting != "verified":
+        per_answer = [_accepted_in_cycles(completion) for completion in completions]
+        if counting == "all_but_last":
+            per_answer = [cycles[:-1] for cycles in per_answer]
+        cycles = [accepted for one in per_answer for accepted in one]
+        counts = tuple(sum(accepted > place for accepted in cycles) for place in positions)
+        return Acceptance(num_drafts=len(cycles), accepted_at_position=counts, counting=counting)
     stats = [completion.stats for completion in completions]
     return Acceptance(
         num_drafts=sum(sum(one.offered_at_depth[:1]) for one in stats),
         accepted_at_position=tuple(
             sum(sum(one.accepted_at_depth[place : place + 1]) for one in stats)
-            for place in range(depth)
+            for place in positions
         ),
-        counts_emitted_only=False,
+        counting=counting,
     )
 
 
-def _cycle_sizes(completion: Completion) -> list[int]:
-    """Tokens of each cycle; a depth of 0 is the target's own token, which ends one."""
+def _accepted_in_cycles(completion: Completion) -> list[int]:
+    """Drafted tokens of each cycle; a depth of 0 is the target's own token, which ends one."""
     depths = completion.draft_depths
     assert depths is not None, "answers must be asked for with draft_depths"
-    sizes, size = [], 0
+    cycles, accepted = [], 0
     for depth in depths[1:]:  # the first token came with the prompt
-        size += 1
         if depth == 0:
-            sizes.append(size)
-            size = 0
-    return [*sizes, size] if size else sizes
+            cycles.append(accepted)
+            accepted = 0
+        else:
+            accepted += 1
+    return [*cycles, accepted] if accepted else cycles

@@ -5,12 +5,13 @@ and chat templates cannot make a difference:
 
     {"runs": [{"target", "head", "depth", "prompts", "sampling", ...}]}
     {"version", "runs": [{"answers": [{"token_ids", "finish_reason"}], "num_drafts",
-                          "accepted_at_position", "counts_emitted_only", "seconds"}]}
+                          "accepted_at_position", "counting", "seconds"}]}
 """
 
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ class EngineRun:
     dtype: str
     max_model_len: int
     max_requests: int = 32
+    group_size: int | None = None
+    """Prompts answered together, group after group; None answers all at once. vLLM only: llama.cpp
+    and OpenVINO answer one after the other."""
+
+    memory_share: float = 0.6
+    """Of a GPU, for engines that take their memory beforehand."""
 
     def as_json(self) -> dict[str, Any]:
         params = self.params
@@ -67,6 +74,8 @@ class EngineRun:
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "max_requests": self.max_requests,
+            "group_size": self.group_size,
+            "memory_share": self.memory_share,
             "sampling": {
                 "max_tokens": params.max_tokens,
                 "min_tokens": params.min_tokens,
@@ -129,8 +138,9 @@ def _wait(
     engine: InstalledEngine, command: list[str], log: Any, timeout_s: float | None, folder: str
 ) -> None:
     environment = {**os.environ, **_ENVIRONMENTS.get(engine.name, {}), **_OFFLINE}
-    # The engine's Python has libraries of its own, and ours would only disturb them.
-    environment.pop("PYTHONPATH", None)
+    if engine.python != Path(sys.executable):
+        # Another Python has libraries of its own, and ours would only disturb them.
+        environment.pop("PYTHONPATH", None)
     try:
         subprocess.run(
             command,
@@ -163,7 +173,7 @@ def _answers(found: dict[str, Any]) -> EngineAnswers:
         acceptance=Acceptance(
             num_drafts=found["num_drafts"],
             accepted_at_position=tuple(found["accepted_at_position"]),
-            counts_emitted_only=found["counts_emitted_only"],
+            counting=found["counting"],
         ),
         seconds=found["seconds"],
     )

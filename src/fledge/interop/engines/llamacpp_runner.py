@@ -54,7 +54,7 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
         "answers": answers,
         "num_drafts": num_drafts,
         "accepted_at_position": accepted if run["head"] else [],
-        "counts_emitted_only": True,
+        "counting": "emitted",
         "seconds": seconds,
     }
 

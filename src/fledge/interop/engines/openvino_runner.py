@@ -55,15 +55,16 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
         tokens = [int(token) for token in found.tokens[0]]
         answers.append({"token_ids": tokens, "finish_reason": reason})
         if run["head"]:
-            # Tokens of each pass of the target; the first is the prompt's.
+            # Tokens of each pass of the target. The first is the prompt's; of the last it cannot
+            # be told whether the token that ended the answer was drafted.
             metrics = found.extended_perf_metrics.main_model_metrics
-            cycles += [int(size) for size in metrics.raw_metrics.m_batch_sizes][1:]
+            cycles += [int(size) for size in metrics.raw_metrics.m_batch_sizes][1:-1]
     positions = range(run["depth"] if run["head"] else 0)
     return {
         "answers": answers,
         "num_drafts": len(cycles),
         "accepted_at_position": [sum(size > place + 1 for size in cycles) for place in positions],
-        "counts_emitted_only": True,
+        "counting": "all_but_last",
         "seconds": seconds,
     }
 

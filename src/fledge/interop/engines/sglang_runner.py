@@ -41,7 +41,7 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
         ],
         "num_drafts": passes,
         "accepted_at_position": [],
-        "counts_emitted_only": False,
+        "counting": "verified",
         "seconds": seconds,
     }
 
@@ -52,6 +52,7 @@ def _options(run: dict[str, Any]) -> dict[str, Any]:
         "dtype": run["dtype"],
         "context_length": run["max_model_len"],
         "max_running_requests": run["max_requests"],
+        "mem_fraction_static": run["memory_share"],
         "disable_radix_cache": True,
     }
     if run["head"]:

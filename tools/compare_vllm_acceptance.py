@@ -1,0 +1,253 @@
+"""The same head in vLLM and in fledge: acceptance at each position, tokens a second, same text.
+
+Every step is short, writes one file and is skipped when that file is there, so that a machine lent
+for minutes gets through them one by one:
+
+    tool=tools/compare_vllm_acceptance.py
+    python $tool prompts --target T --file held-out.jsonl --out W/prompts.json
+    python $tool vllm --target T --head EXPORTED --work W
+    python $tool vllm --target T --work W
+    python $tool fledge --target T --head HEAD --work W
+    python $tool fledge --target T --work W
+    python $tool compare --target T --work W --out benchmarks/FILE.json
+
+`vllm` takes the Python of its environment (`--python`); fledge's own unless told otherwise. Both
+draft the same chain, greedily, in groups of the same sizes; the first group of each warms up.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from fledge import Engine, EngineSettings, SamplingParams
+from fledge.contracts import provenance
+from fledge.contracts.settings import TreeSettings
+from fledge.interop.engines.acceptance import our_acceptance
+from fledge.interop.engines.installation import find_engine
+from fledge.interop.engines.job import EngineRun, run_in_engine
+from fledge.models.placement import pick_device, pick_dtype
+from fledge.models.resolve import resolve_target
+from fledge.models.target_facts import read_facts
+
+TEXT_KEYS = ("prompt", "question", "instruction", "text")
+MAX_DIFFERENCE = 0.02
+NEAR_TIE = 0.25
+"""Nats between the two tokens where two texts part; bfloat16 logits are coarser than that."""
+
+
+def main() -> None:
+    options = parse()
+    out = options.out or options.work / f"{options.step}-{'head' if options.head else 'plain'}.json"
+    if out.exists() and options.step != "compare":
+        print(f"{out} is there already")
+        return
+    document = STEPS[options.step](options)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {out}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("step", choices=tuple(STEPS))
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--work", type=Path, default=Path())
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--depth", type=int, default=5)
+    parser.add_argument("--groups", default="1,32", help="sizes of groups answered together")
+    parser.add_argument("--alone", type=int, default=16, help="prompts of the group size 1")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--python", type=Path)
+    parser.add_argument("--memory-share", type=float, default=0.5)
+    return parser.parse_args()
+
+
+def make_prompts(options: argparse.Namespace) -> dict[str, Any]:
+    """Prompts as token ids, so that no chat template makes a difference."""
+    lines = options.file.read_text(encoding="utf-8").splitlines()
+    texts = [text_of(line) for line in lines if line.strip()][: options.count]
+    tokenizer = read_facts(resolve_target(options.target).directory).tokenizer
+    return {"file": options.file.name, "prompts": [tokenizer.encode_prompt(one) for one in texts]}
+
+
+def text_of(line: str) -> str:
+    """A line of plain text, or the prompt in a JSON object."""
+    if not line.startswith("{"):
+        return line
+    row = json.loads(line)
+    if "turns" in row:
+        return str(row["turns"][0])
+    return next(str(row[key]) for key in TEXT_KEYS if key in row)
+
+
+def read_groups(options: argparse.Namespace) -> list[tuple[int, list[list[int]]]]:
+    """Sizes of groups with the prompts to answer in them."""
+    prompts = json.loads((options.work / "prompts.json").read_text(encoding="utf-8"))["prompts"]
+    sizes = [int(size) for size in options.groups.split(",")]
+    return [(size, prompts[: options.alone] if size == 1 else prompts) for size in sizes]
+
+
+def dtype_name(options: argparse.Namespace) -> str:
+    return str(pick_dtype(options.dtype, pick_device())).removeprefix("torch.")
+
+
+def run_vllm(options: argparse.Namespace) -> dict[str, Any]:
+    """vLLM loads once and answers all groups."""
+    engine = find_engine("vllm", options.python)
+    directory = resolve_target(options.target).directory
+    facts, groups = read_facts(directory), read_groups(options)
+    longest = max(len(ids) for _, prompts in groups for ids in prompts)
+    runs = [
+        EngineRun(
+            target=directory.absolute(),
+            head=options.head.absolute() if options.head else None,
+            tree=TreeSettings(depth=options.depth, width=1, budget=options.depth),
+            prompts=tuple(tuple(ids) for ids in prompts),
+            params=SamplingParams(max_tokens=options.max_tokens),
+            eos_token_ids=tuple(facts.eos_token_ids),
+            dtype=dtype_name(options),
+            max_model_len=longest + options.max_tokens + 64,
+            max_requests=max(size for size, _ in groups),
+            group_size=size,
+            memory_share=options.memory_share,
+        )
+        for size, prompts in groups
+    ]
+    start = time.perf_counter()
+    found = run_in_engine(engine, runs)
+    measured = {
+        str(size): {
+            "token_ids": answers.token_ids,
+            "num_drafts": answers.acceptance.num_drafts,
+            "accepted_at_position": answers.acceptance.accepted_at_position,
+            "tokens_per_s": answers.num_tokens / answers.seconds,
+        }
+        for (size, _), answers in zip(groups, found, strict=True)
+    }
+    took = time.perf_counter() - start
+    return {"version": engine.version, "groups": measured, "depth": options.depth, "took_s": took}
+
+
+def run_fledge(options: argparse.Namespace) -> dict[str, Any]:
+    """Our engine with the same chain in every cycle."""
+    tree = TreeSettings(depth=options.depth, width=1, budget=options.depth)
+    groups = read_groups(options)
+    start = time.perf_counter()
+    settings = EngineSettings(
+        tree=tree,
+        controller="fixed",
+        max_requests=max(size for size, _ in groups),
+        share_prefixes=False,
+    )
+    engine = Engine.load(options.target, options.head, settings, dtype=options.dtype)
+    params = SamplingParams(max_tokens=options.max_tokens)
+    measured = {}
+    for size, prompts in groups:
+        engine.generate(prompts[:size], params)
+        began = time.perf_counter()
+        completions = [
+            completion
+            for first in range(0, len(prompts), size)
+            for completion in engine.generate(prompts[first : first + size], params)
+        ]
+        seconds = time.perf_counter() - began
+        acceptance = our_acceptance(completions, options.depth, "verified")
+        measured[str(size)] = {
+            "token_ids": [completion.token_ids for completion in completions],
+            "num_drafts": acceptance.num_drafts,
+            "accepted_at_position": acceptance.accepted_at_position if options.head else (),
+            "tokens_per_s": sum(len(one.token_ids) for one in completions) / seconds,
+        }
+    took = time.perf_counter() - start
+    return {"groups": measured, "depth": options.depth, "took_s": took}
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """What differs; fails where it is more than rounding can explain."""
+    found = {
+        (who, how): json.loads(path.read_text(encoding="utf-8"))
+        for who in ("vllm", "fledge")
+        for how in ("head", "plain")
+        if (path := options.work / f"{who}-{how}.json").exists()
+    }
+    engine = Engine.load(options.target, dtype=options.dtype)
+    groups = {
+        str(size): compare_group(
+            engine, prompts, {key: one["groups"][str(size)] for key, one in found.items()}
+        )
+        for size, prompts in read_groups(options)
+    }
+    widest = max(
+        (abs(value) for group in groups.values() for value in group["difference_at_position"]),
+        default=0.0,
+    )
+    parted = sum(group["texts"]["parted_elsewhere"] for group in groups.values())
+    print(f"widest difference of acceptance {widest:.4f}; texts parted without a near-tie {parted}")
+    return {
+        "provenance": provenance.collect(device=str(engine.target.device)),
+        "vllm": found["vllm", "head"]["version"],
+        "target": options.target,
+        "depth": options.depth,
+        "dtype": dtype_name(options),
+        "groups": groups,
+        "is_acceptance_ours": widest <= MAX_DIFFERENCE,
+        "is_text_ours": parted == 0,
+    }
+
+
+def compare_group(
+    engine: Engine, prompts: list[list[int]], found: dict[tuple[str, str], Any]
+) -> dict[str, Any]:
+    theirs, ours = found["vllm", "head"], found["fledge", "head"]
+    rates = {"vllm": rates_of(theirs), "fledge": rates_of(ours)}
+    speeds = {f"{who} {how}": one["tokens_per_s"] for (who, how), one in found.items()}
+    return {
+        "prompts": len(prompts),
+        "acceptance_at_position": rates,
+        "difference_at_position": [
+            one - other for one, other in zip(rates["vllm"], rates["fledge"], strict=True)
+        ],
+        "tokens_per_s": {name: round(speed, 1) for name, speed in speeds.items()},
+        "texts": compare_texts(engine, prompts, theirs["token_ids"], ours["token_ids"]),
+    }
+
+
+def rates_of(counted: dict[str, Any]) -> list[float]:
+    accepted = counted["accepted_at_position"]
+    offered = [counted["num_drafts"], *accepted]
+    return [one / max(other, 1) for one, other in zip(accepted, offered, strict=False)]
+
+
+def compare_texts(
+    engine: Engine, prompts: list[list[int]], theirs: list[list[int]], ours: list[list[int]]
+) -> dict[str, Any]:
+    """Where texts part, how much more probable our token was than theirs."""
+    counts: dict[str, Any] = {"same": 0, "parted_at_near_ties": 0, "parted_elsewhere": 0}
+    gaps = []
+    for prompt, one, other in zip(prompts, theirs, ours, strict=True):
+        pairs = zip(one, other, strict=False)
+        place = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+        if place is None:
+            counts["same"] += 1
+            continue
+        params = SamplingParams(max_tokens=1, logprobs=20)
+        (completion,) = engine.generate([[*prompt, *other[:place]]], params)
+        assert completion.logprobs is not None
+        top = dict(completion.logprobs[0].top)
+        gap = abs(top.get(other[place], -99.0) - top.get(one[place], -99.0))
+        gaps.append(gap)
+        counts["parted_at_near_ties" if gap <= NEAR_TIE else "parted_elsewhere"] += 1
+    return counts | {"gaps": [round(gap, 4) for gap in sorted(gaps)]}
+
+
+STEPS = {"prompts": make_prompts, "vllm": run_vllm, "fledge": run_fledge, "compare": compare}
+
+
+if __name__ == "__main__":
+    main()
