@@ -44,8 +44,8 @@ def describe(app: FastAPI, model_names: tuple[str, ...]) -> dict[str, Any]:
         for method, operation in operations.items():
             _describe_operation(path, operation)
             answer = operation["responses"]["200"]
-            if (name := ANSWERS.get((method, path))) is not None:
-                reference = {"$ref": f"#/components/schemas/{name}"}
+            if (method, path) in ANSWERS:
+                reference = {"$ref": f"#/components/schemas/{ANSWERS[method, path]}"}
                 answer["content"]["application/json"]["schema"] = reference
             if links := links_of(method, path, operation_ids):
                 answer["links"] = links

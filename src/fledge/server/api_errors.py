@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 class ApiError(Exception):
     """An answer that is an error."""
@@ -118,5 +120,4 @@ def error_body(
 
 def dump(document: Any) -> bytes:
     """JSON as it is sent: compact, and lone surrogates of a strange tokenizer do no harm."""
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", errors="replace")
+    return _encode(document).encode("utf-8", errors="replace")

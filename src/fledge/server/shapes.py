@@ -17,6 +17,9 @@ from fledge.server.wire import Finish, Piece, TokenOrigin
 
 MARK = "@"
 _TEXT_MARK = b'"@"'
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+"""`json.dumps` makes an encoder for every call, and this is called for every chunk."""
+
 NOTHING_ELSE = {"logprobs": None, "finish_reason": None}
 
 
@@ -230,4 +233,4 @@ class CompletionShape:
 
 
 def _text(text: str) -> bytes:
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", errors="replace")
+    return _encode(text).encode("utf-8", errors="replace")
