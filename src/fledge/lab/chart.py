@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+_SIGHT = 1.4
+"""Intervals may reach so many times beyond the largest figure; longer ones are cut off."""
+
 Kind = Literal["lines", "scatter", "bars", "heat"]
 Scale = Literal["linear", "log"]
 
@@ -54,6 +57,8 @@ class Axis:
     """Names in place of numbers: x is then the place in this list."""
 
     is_percent: bool = False
+    is_doubling: bool = False
+    """Its marks are powers of two, on a logarithmic scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +129,9 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(place * step, 12) for place in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of two over a short range, otherwise 1, 2, 5, 10 and so on."""
-    if high / low <= 1024 and low >= 1:
+def log_ticks(low: float, high: float, *, is_doubling: bool = False) -> list[float]:
+    """Powers of two for what is doubled, otherwise 1, 2, 5, 10 and so on."""
+    if is_doubling:
         first, last = math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9)
         return [2.0**power for power in range(first, last + 1)]
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -142,13 +147,17 @@ def axis_ticks(axis: Axis, values: Sequence[float]) -> list[float]:
     known = [*values, *axis.includes] or [0.0, 1.0]
     low, high = min(known), max(known)
     if axis.scale == "log":
-        return log_ticks(low, high)
+        return log_ticks(low, high, is_doubling=axis.is_doubling)
     return nice_ticks(low, high)
 
 
 def spot_values(chart: Chart) -> tuple[list[float], list[float]]:
-    """All x and all y, the ends of intervals included."""
+    """All x and all y, the ends of intervals included as far as they let the rest be seen."""
     spots = [spot for series in chart.series for spot in series.spots]
-    ys = [end for spot in spots for end in (spot.y, spot.low, spot.high) if end is not None]
+    ys = [spot.y for spot in spots]
+    furthest = _SIGHT * max(map(abs, ys), default=0.0)
+    ends = [end for spot in spots for end in (spot.low, spot.high) if end is not None]
+    nearest = min(ys, default=0.0) / _SIGHT if chart.y.scale == "log" else -furthest
+    ys += [end for end in ends if nearest <= end <= furthest]
     marks = [mark.at for mark in chart.marks if mark.along == "y"]
     return [spot.x for spot in spots], [*ys, *marks]

@@ -54,6 +54,7 @@ def _draw_lines(axes: Any, chart: Chart) -> None:
             [spot.y for spot in spots],
             color=colour,
             alpha=0.4 if series.is_faint else 1.0,
+            linestyle="--" if series.is_plain else "-",
             marker=_MARKERS[place % len(_MARKERS)] if len(spots) <= 40 else "",
             markersize=5,
             label=series.name,
@@ -123,6 +124,9 @@ def _finish(axes: Any, chart: Chart) -> None:
         ticks = axis_ticks(chart.x, xs)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [tick_label(tick) for tick in ticks])
+        axes.minorticks_off()
+    if chart.y.scale == "log":
+        axes.set_yscale("log")
         axes.minorticks_off()
     ticks = axis_ticks(chart.y, [*ys, 0.0] if chart.kind == "bars" else ys)
     axes.set_ylim(ticks[0], ticks[-1])

@@ -97,10 +97,15 @@ def _grid(chart: Chart, frame: Frame) -> list[str]:
 
 
 def _marks(chart: Chart, frame: Frame) -> list[str]:
-    return [_mark(mark, frame) for mark in chart.marks]
+    """Lines across; names of upright ones stand below each other, since they may be near."""
+    upright = [mark for mark in chart.marks if mark.along == "x"]
+    return [
+        _mark(mark, frame, row=upright.index(mark) if mark in upright else 0)
+        for mark in chart.marks
+    ]
 
 
-def _mark(mark: Mark, frame: Frame) -> str:
+def _mark(mark: Mark, frame: Frame, *, row: int) -> str:
     if mark.along == "y":
         y = frame.y_at(mark.at)
         return (
@@ -113,7 +118,8 @@ def _mark(mark: Mark, frame: Frame) -> str:
     place = f'x="{x - 5:.1f}" text-anchor="end"' if is_right else f'x="{x + 5:.1f}"'
     return (
         f'<path class="mark" d="M{x:.1f} {frame.top:.1f}V{frame.bottom:.1f}"/>'
-        f'<text class="mark" {place} y="{frame.top + 10:.1f}">{escape(mark.label)}</text>'
+        f'<text class="mark" {place} y="{frame.top + 10 + 14 * row:.1f}">'
+        f"{escape(mark.label)}</text>"
     )
 
 
@@ -235,7 +241,8 @@ def _legend(chart: Chart, frame: Frame) -> list[str]:
                 'rx="1.5"/>'
             )
         elif series.is_faint:
-            parts.append(f'<path class="trend" d="M{x - 2:.1f} {y - 4:.1f}h14"/>')
+            line = "trend" if chart.kind == "scatter" else f"line {css}"
+            parts.append(f'<path class="{line}" d="M{x - 2:.1f} {y - 4:.1f}h14"/>')
         else:
             parts.append(f'<path class="dot {css}" d="{_shape(x + 5, y - 4, place)}"/>')
         parts.append(

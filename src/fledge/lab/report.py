@@ -24,6 +24,7 @@ from fledge.store.cache_publish import publish_file
 from fledge.store.capacity import translated_disk_errors
 from fledge.store.manifest import BENCH, HEAD, SCORECARD, TUNING, json_document
 
+_MANY_HEADS = 12
 PAGE_NAME, DATA_NAME, PLOTS_NAME = "report.html", "report.json", "plots"
 
 _CHARTS: dict[str, Callable[[Sequence[Source]], list[Chart]]] = {
@@ -131,7 +132,8 @@ def _tables(kind: str, sources: Sequence[Source]) -> list[Table]:
     """Tables that stand for themselves."""
     if kind == SCORECARD:
         return [
-            Table(prefixed("Ranking", source, sources), *select_table(source)) for source in sources
+            _ranking(prefixed("Ranking", source, sources), *select_table(source))
+            for source in sources
         ]
     if kind == BENCH:
         return [
@@ -143,6 +145,10 @@ def _tables(kind: str, sources: Sequence[Source]) -> list[Table]:
             for source in sources
         ]
     return []
+
+
+def _ranking(title: str, heads: list[str], rows: list[list[str]]) -> Table:
+    return Table(title, heads, rows, is_folded=len(rows) > _MANY_HEADS)
 
 
 def _draw_pictures(charts: Sequence[Chart], folder: Path, progress: Progress) -> None:

@@ -10,6 +10,8 @@ from fledge.lab.report_text import depth_axis, interval_text
 Row = Mapping[str, Any]
 Pick = Callable[[Row], Mapping[str, Any] | None]
 _MS = 1000.0
+_WIDE = 60.0
+"""Figures that differ by more than this are shown on a logarithmic scale."""
 
 
 def bench_charts(sources: Sequence[Source]) -> list[Chart]:
@@ -81,14 +83,15 @@ def _over_users(
     sources: Sequence[Source], name: str, title: str, label: str, pick: Pick, reading: str,
     *, scale: float = 1.0,
 ) -> Chart:  # fmt: skip
+    series = _series(sources, pick, scale, is_closed=True)
     return Chart(
         name=name,
         title=title,
         reading=reading + " Bands are 95% intervals over the repeats.",
         kind="lines",
-        x=Axis(label="users at once", scale="log"),
-        y=Axis(label=label, includes=(0.0,)),
-        series=_series(sources, pick, scale, is_closed=True),
+        x=Axis(label="users at once", scale="log", is_doubling=True),
+        y=_axis(label, series),
+        series=series,
         marks=_crossovers(sources) if name == "throughput" else [],
         **_table(sources, "users at once", pick, scale, is_closed=True),
     )
@@ -98,16 +101,25 @@ def _over_rates(
     sources: Sequence[Source], name: str, title: str, label: str, pick: Pick, reading: str,
     *, scale: float = 1.0,
 ) -> Chart:  # fmt: skip
+    series = _series(sources, pick, scale, is_closed=False)
     return Chart(
         name=name,
         title=title,
         reading=reading,
         kind="lines",
         x=Axis(label="requests/s", includes=(0.0,)),
-        y=Axis(label=label, includes=(0.0,)),
-        series=_series(sources, pick, scale, is_closed=False),
+        y=_axis(label, series),
+        series=series,
         **_table(sources, "requests/s", pick, scale, is_closed=False),
     )
+
+
+def _axis(label: str, series: Sequence[Series]) -> Axis:
+    """From zero; by its logarithm where figures are of very different sizes."""
+    values = [spot.y for one in series for spot in one.spots]
+    if len(series) > 1 and values and 0 < min(values) * _WIDE < max(values):
+        return Axis(label=label, scale="log")
+    return Axis(label=label, includes=(0.0,))
 
 
 def _series(
@@ -158,7 +170,8 @@ def _crossovers(sources: Sequence[Source]) -> list[Mark]:
             crossover = comparison["crossover"] or {}
             where = crossover.get("concurrency")
             if where is not None and where > crossover["from"]:
-                marks.append(Mark("x", where, f"crossover at {number(where, 2)}"))
+                name = "" if len(sources) == 1 else f"{source.name}: "
+                marks.append(Mark("x", where, f"{name}crossover at {number(where, 2)}"))
     return marks[:2]
 
 
@@ -177,7 +190,7 @@ def _speedups(sources: Sequence[Source]) -> Chart:
         reading="Tokens/s over those of the first arm, repeat by repeat. Below the line plain "
         "decoding is faster.",
         kind="lines",
-        x=Axis(label="users at once", scale="log"),
+        x=Axis(label="users at once", scale="log", is_doubling=True),
         y=Axis(label="speed-up", includes=(1.0,)),
         series=series,
         marks=[Mark("y", 1.0, "plain decoding"), *_crossovers(sources)],

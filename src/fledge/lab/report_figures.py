@@ -1,7 +1,7 @@
 """What a report says first: a sentence, and the few figures that matter most."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fledge.lab.chart import number
@@ -28,7 +28,8 @@ def headline(sources: Sequence[Source]) -> str:
     said = []
     for source in sources:
         if source.kind == SCORECARD:
-            said.append(str(source.document["verdict"]))
+            verdict = str(source.document["verdict"])
+            said.append(verdict if _is_alone(source, sources) else f"{source.name}: {verdict}")
         if source.kind == BENCH:
             said += [
                 crossover_sentence(source, comparison, sources)
@@ -61,17 +62,19 @@ def crossover_sentence(
 
 def tiles(sources: Sequence[Source]) -> list[Tile]:
     """The best figure of each kind of result."""
+    made = {SCORECARD: _selected, TUNING: _tuned, BENCH: _benched, HEAD: _trained}
     found = []
     for source in sources:
-        if source.kind == SCORECARD:
-            found += _selected(source)
-        elif source.kind == TUNING:
-            found += _tuned(source)
-        elif source.kind == BENCH:
-            found += _benched(source)
-        elif source.kind == HEAD:
-            found += _trained(source)
+        own = made[source.kind](source)
+        if not _is_alone(source, sources):
+            own = [replace(tile, detail=f"{source.name}: {tile.detail}") for tile in own]
+        found += own
     return found[:8]
+
+
+def _is_alone(source: Source, sources: Sequence[Source]) -> bool:
+    """The only one of its kind."""
+    return sum(one.kind == source.kind for one in sources) == 1
 
 
 def _selected(source: Source) -> list[Tile]:
@@ -122,9 +125,7 @@ def _trained(source: Source) -> list[Tile]:
     if not spots:
         return []
     best = max(spots, key=lambda spot: spot.y)
-    return [
-        Tile(f"{best.y:.2f}", "accept length while training", f"{source.name}, step {best.x:,.0f}")
-    ]
+    return [Tile(f"{best.y:.2f}", "accept length while training", f"step {best.x:,.0f}")]
 
 
 def _range(interval: Mapping[str, Any] | None) -> str:

@@ -72,9 +72,10 @@ def notices(sources: Sequence[Source]) -> list[str]:
         for source in sources
         for warning in source.document.get("warnings") or ()
     ]
-    devices = {source.provenance.get("device") for source in sources}
-    if len(devices - {None}) > 1:
-        shown = ", ".join(sorted(str(device) for device in devices if device))
+    named = [str(source.provenance.get("device") or "unknown") for source in sources]
+    devices = {name for name in named if not name.startswith("unknown")}
+    if len(devices) > 1:
+        shown = ", ".join(sorted(devices))
         found.append(f"The results come from different devices ({shown}): compare with care.")
     return found
 

@@ -106,7 +106,7 @@ def _by_budget(source: Source, sources: Sequence[Source], rows: Sequence[Row]) -
         title=prefixed("Speed-up by budget", source, sources),
         reading="The fastest shape at each number of drafted nodes a pass may check.",
         kind="lines",
-        x=Axis(label="budget", scale="log"),
+        x=Axis(label="budget", scale="log", is_doubling=True),
         y=Axis(label="speed-up", includes=(1.0,)),
         series=[Series(name="best shape", spots=spots)] if len(spots) > 1 else [],
         **_table(rows),

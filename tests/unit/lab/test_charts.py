@@ -16,6 +16,7 @@ from fledge.lab.chart import (
     log_ticks,
     nice_ticks,
     number,
+    spot_values,
     tick_label,
 )
 from fledge.lab.chart_frame import make_frame
@@ -108,7 +109,7 @@ def test_figures_have_three_digits(value: float | None, text: str) -> None:
 def test_ticks_are_round() -> None:
     assert nice_ticks(0.0, 4.7) == [0, 1, 2, 3, 4, 5]
     assert nice_ticks(3.0, 3.0)[0] <= 3
-    assert log_ticks(1, 100) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert log_ticks(1, 100, is_doubling=True) == [1, 2, 4, 8, 16, 32, 64, 128]
     assert log_ticks(0.01, 300.0) == [0.01, 0.1, 1, 10, 100, 1000]
     labels = [tick_label(value) for value in (0.5, 1500, 20000, 3e6)]
     assert labels == ["0.5", "1,500", "20k", "3M"]
@@ -127,4 +128,15 @@ def test_pictures_of_every_kind() -> None:
     ]
     for one in charts:
         assert draw_png(one).startswith(b"\x89PNG")
+        ElementTree.fromstring(draw_svg(one))
+
+
+def test_wide_intervals_do_not_hide_the_figures() -> None:
+    wild = Series(name="a", spots=[Spot(1, 10, -900, 900), Spot(2, 11, 10, 12)])
+    linear = chart("lines", [wild], x=Axis(label="x"), marks=[])
+    assert max(spot_values(linear)[1]) == 12
+    scale = Axis(label="y", scale="log")
+    by_logarithm = chart("lines", [wild], x=Axis(label="x"), y=scale, marks=[])
+    assert min(spot_values(by_logarithm)[1]) == 10
+    for one in (linear, by_logarithm):
         ElementTree.fromstring(draw_svg(one))

@@ -127,7 +127,8 @@ def test_several_of_a_kind_are_compared_in_one_picture(tmp_path: Path) -> None:
     assert scatter.reading.startswith("Correlation ")
     assert "speed-up-by-task-first" in charts
     assert charts["speed-up-by-task-first"].title == "Speed-up by task: first"
-    assert made.headline.startswith("Step-600 is the fastest head. Step-400 is")
+    assert made.headline.startswith("First: step-600 is the fastest head. Second: step-400 is")
+    assert made.tiles[0].detail.startswith("first: step-600")
     assert "june/bench: head is faster than plain" in made.headline.lower()
 
 
