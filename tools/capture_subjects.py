@@ -1,5 +1,10 @@
-"""What `measure_capture.py` captures: a target and a corpus of random tokens."""
+"""What `measure_capture.py` captures: a target and a corpus of random tokens; and its disk."""
 
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +74,23 @@ def save_samples(directory: Path, num_tokens: int, vocab_size: int, median_len: 
         VocabMap(np.arange(min(32000, vocab_size)), vocab_size).save(paths[1])
         stage.finish(counts={}, files=paths)
     return Corpus.open(directory)
+
+
+def write_plainly(folder: Path, sizes: Sequence[int], num_writers: int) -> float:
+    """Seconds that plain files of these sizes take until they are on the disk."""
+    folder.mkdir()
+
+    def write(number: int) -> None:
+        content = np.full(sizes[number], 7, np.uint8)
+        with (folder / str(number)).open("wb") as file:
+            file.write(content.data)
+            file.flush()
+            # As shards are: on the disk, not only in its cache.
+            os.fsync(file.fileno())
+
+    with ThreadPoolExecutor(num_writers) as pool:
+        started = time.perf_counter()
+        list(pool.map(write, range(len(sizes))))
+        seconds = time.perf_counter() - started
+    shutil.rmtree(folder)
+    return seconds

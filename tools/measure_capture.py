@@ -5,18 +5,17 @@
 
 Random samples are read again and again, all ways in turn, by passes of the same samples:
 
-    decoder        hidden states only, nothing kept
+    transformers   hidden states only, by transformers' own layers, nothing kept
+    decoder        the same by the layers that a capture runs
     logits         hidden states and the logits of every token, nothing kept
     FORMAT coded   a capture that ends on the host: taps, coding, copies, no files
     FORMAT         a whole capture, until the last file is on the disk
 
 Beside it: bytes a second of writing shards that are in memory, and of plain files of their sizes.
-The first round of each warms up. A shape has random weights, made in memory.
 """
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from capture_subjects import SHAPES, load_target, save_samples
+from capture_subjects import SHAPES, load_target, save_samples, write_plainly
 
 from fledge.contracts import provenance
 from fledge.contracts.capture_settings import CaptureSettings
@@ -45,6 +44,7 @@ from fledge.features.feature_writer import FeatureWriter
 from fledge.features.sample_rows import SampleRows, count_rows
 from fledge.features.taps import choose_taps
 from fledge.models.target import Target
+from fledge.models.target_path import choose_target_path
 from fledge.ops.documents import Documents, make_documents
 from fledge.store.corpus import Corpus
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
@@ -100,7 +100,6 @@ class Bench:
         return PassRunner(self.target, layout, channels, self.corpus.vocab_map)
 
     def passes(self) -> list[tuple[torch.Tensor, Documents]]:
-        """The same passes as those of a capture, ready on the device."""
         made = []
         for shard in self.shards(self.layout(self.settings)):
             for numbers in shard.passes:
@@ -111,13 +110,21 @@ class Bench:
                 made.append((joined.to(self.target.device), documents))
         return made
 
+    def stored_bytes(self, layout: FeatureLayout) -> int:
+        rows = self.rows
+        counts = {
+            "tokens": rows.num_tokens,
+            "features": rows.num_features,
+            "labels": rows.num_labels,
+        }
+        return sum(count * layout.bytes_per(name) for name, count in counts.items())
+
     def wait(self) -> None:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
 
     @torch.no_grad()
     def read(self, passes: Sequence[tuple[torch.Tensor, Documents]], *, has_logits: bool) -> float:
-        """Seconds of the bare forward pass."""
         readout = self.target.readout
         at_once = max(1, LOGITS_AT_ONCE // self.target.vocab_size)
         self.wait()
@@ -129,6 +136,11 @@ class Bench:
                     readout.logits(part_PD)
         self.wait()
         return time.perf_counter() - started
+
+    def read_plainly(self, passes: Sequence[tuple[torch.Tensor, Documents]]) -> float:
+        """The same by transformers' layers."""
+        with choose_target_path("plain"):
+            return self.read(passes, has_logits=False)
 
     def code(self, layout: FeatureLayout, runner: PassRunner) -> float:
         """Seconds of a capture without files."""
@@ -147,8 +159,8 @@ class Bench:
 
     def capture(self, layout: FeatureLayout, runner: PassRunner) -> float:
         """Seconds of a whole capture, all files on the disk."""
+        self.wait()
         with self.writer(layout, "capture") as writer:
-            self.wait()
             started = time.perf_counter()
             with SilentProgress().task("capturing") as task:
                 make_shards(self.corpus, runner, writer, self.shards(layout), task)
@@ -173,22 +185,7 @@ def write_speed(bench: Bench, layout: FeatureLayout, runner: PassRunner) -> dict
         sizes = list(pool.map(writer.write_shard, range(len(shards)), shards))
         shard_s = time.perf_counter() - started
     shutil.rmtree(bench.work / "shards")
-    plain = bench.work / "plain"
-    plain.mkdir()
-
-    def write_plain(number: int) -> None:
-        content = memoryview(np.full(sizes[number], 7, np.uint8))
-        with (plain / str(number)).open("wb", buffering=0) as file:
-            while len(content):
-                content = content[file.write(content) :]
-            # As shards are: on the disk, not only in its cache.
-            os.fsync(file.fileno())
-
-    with ThreadPoolExecutor(WRITERS) as pool:
-        started = time.perf_counter()
-        list(pool.map(write_plain, range(len(sizes))))
-        plain_s = time.perf_counter() - started
-    shutil.rmtree(plain)
+    plain_s = write_plainly(bench.work / "plain", sizes, WRITERS)
     total = sum(sizes)
     return {
         "bytes": total,
@@ -201,6 +198,7 @@ def measure(bench: Bench, formats: Sequence[str], rounds: int) -> dict[str, Any]
     """All ways in turn; the first round warms up and does not count."""
     passes = bench.passes()
     ways: dict[str, Callable[[], float]] = {
+        "transformers": lambda: bench.read_plainly(passes),
         "decoder": lambda: bench.read(passes, has_logits=False),
         "logits": lambda: bench.read(passes, has_logits=True),
     }
@@ -226,24 +224,17 @@ def measure(bench: Bench, formats: Sequence[str], rounds: int) -> dict[str, Any]
         "num_labels": bench.rows.num_labels,
         "num_passes": len(passes),
         "tokens_per_s": speeds,
+        "of_transformers": {name: found / speeds["transformers"] for name, found in speeds.items()},
         "of_decoder": {name: speed / speeds["decoder"] for name, speed in speeds.items()},
         "of_logits": {name: speed / speeds["logits"] for name, speed in speeds.items()},
         "seconds": seconds,
         "writing": writing,
         "stored_bytes_per_s": {
-            name: speeds[name] * _stored_bytes(bench, layout) / bench.num_tokens
+            name: speeds[name] * bench.stored_bytes(layout) / bench.num_tokens
             for name, layout in layouts.items()
         },
         "target_format": {name: layout.target for name, layout in layouts.items()},
     }
-
-
-def _stored_bytes(bench: Bench, layout: FeatureLayout) -> int:
-    return (
-        bench.rows.num_tokens * layout.bytes_per("tokens")
-        + bench.rows.num_features * layout.bytes_per("features")
-        + bench.rows.num_labels * layout.bytes_per("labels")
-    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -260,16 +251,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--target-format", default="auto", choices=["auto", "hidden", "topk"])
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, help="where files are written; by default a new one")
+    parser.add_argument("--work", type=Path, help="where files are written")
     parser.add_argument("--commit", help="where the tree is not a checkout")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(words)
     target = load_target(options.target, options.shape, options.device, options.dtype)
     work = Path(tempfile.mkdtemp(prefix="measure-capture-", dir=options.work))
     try:
-        corpus = save_samples(
-            work / "corpus", options.tokens, target.vocab_size, options.median_len
-        )
+        folder = work / "corpus"
+        corpus = save_samples(folder, options.tokens, target.vocab_size, options.median_len)
         settings = CaptureSettings(
             target=options.target_format,
             pass_tokens=options.pass_tokens,
@@ -281,9 +271,10 @@ def main(words: Sequence[str] | None = None) -> None:
     finally:
         shutil.rmtree(work)
     is_cuda = target.device.type == "cuda"
-    kind = torch.cuda.get_device_name() if is_cuda else "cpu"
     document = {
-        "provenance": provenance.collect(device=kind, commit=options.commit),
+        "provenance": provenance.collect(
+            device=torch.cuda.get_device_name() if is_cuda else "cpu", commit=options.commit
+        ),
         "target": Path(options.target).name if options.target else f"{options.shape}, random",
         "dtype": str(target.dtype).removeprefix("torch."),
         "taps": list(taps),
