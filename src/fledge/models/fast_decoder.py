@@ -77,6 +77,9 @@ class FastDecoder:
         self._rotary = decoder.rotary_emb
         self._num_positions = int(config.max_position_embeddings)
         self._tables = self._make_tables()
+        if self._embedding.weight.is_cuda:
+            # Matrices that were joined have left holes that nothing else fits into.
+            torch.cuda.empty_cache()
 
     def forward(
         self, packed: Pass, memory: KVMemory, logit_rows_R: Tensor | None, taps: Sequence[int]
@@ -137,7 +140,7 @@ class FastDecoder:
         norms = [layer.before_attention for layer in self._layers[1:]] + [self._final_norm]
         embedded_TD = self._embedding(token_ids_T)
         stream, normed = residual_norm(embedded_TD, before=self._layers[0].before_attention)
-        kept = {0: stream}
+        kept = {0: stream}  # and what is tapped: documents are long, layers are many
         for layer, next_norm in zip(self._layers, norms, strict=True):
             product_TE = _normed_over_width(layer, layer.qkv(normed))
             attended_THD = attend(layer, product_TE, rotations[layer.rope])
@@ -147,7 +150,8 @@ class FastDecoder:
             )
             fresh = layer.mlp(normed)
             stream, normed = residual_norm(fresh, stream, after=layer.after_mlp, before=next_norm)
-            kept[layer.index + 1] = stream
+            if layer.index + 1 in taps:
+                kept[layer.index + 1] = stream
         return Stream(normed, [kept[tap] for tap in taps])
 
     def _make_tables(self) -> dict[str, Tensor]:
