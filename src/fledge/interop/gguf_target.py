@@ -33,6 +33,12 @@ def write_target(target: TargetFacts, path: Path) -> None:
     require_disk(path.parent, sum(file.stat().st_size for file in files), path.name)
     theta, scaling = _rope(config)
     check_rope(scaling, "the target")
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise MismatchError(
+            f"{target.name} has a sliding window of {config['sliding_window']}, for which a GGUF "
+            "file of its architecture has no place. Make the file with llama.cpp's own converter "
+            "and give it as --target."
+        )
     architecture = _ARCHITECTURES[target.model_type]
     writer = GGUFWriter(path, architecture)
     _add_settings(writer, config, theta=theta, scaling=scaling)

@@ -267,6 +267,22 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
     load_head(head)
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_export_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    head = write_head(tmp_path / "heads" / "head")
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fledge.interop.checkpoint_files.save_file", fail)
+    with pytest.raises(type(error)):
+        export_head(head, tmp_path / "outs" / "out", "vllm")
+    assert list((tmp_path / "outs").iterdir()) == []
+    load_head(head)
+
+
 def test_unknown_formats_name_the_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'onnx'; it must be one of vllm, sglang, speculators"):
         export_head(write_head(tmp_path / "h"), tmp_path / "out", cast(Dialect, "onnx"))

@@ -5,13 +5,14 @@ layer numbers of another counting, and a vocabulary that cuts text otherwise.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gguf import GGUFReader
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fledge.contracts.errors import ConfigError, MismatchError
@@ -179,6 +180,21 @@ def test_targets_that_llamacpp_or_we_cannot(
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(MismatchError, match=message):
         export_head(saved(tmp_path / "head"), tmp_path / "out", "gguf", target=str(other))
+
+
+def test_a_target_with_a_window_or_other_tensors(tmp_path: Path, target: Path) -> None:
+    other, head = tmp_path / "target", saved(tmp_path / "head")
+    shutil.copytree(target, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
+    with pytest.raises(MismatchError, match="sliding window of 64, for which .* own converter"):
+        export_head(head, tmp_path / "out", "gguf", target=str(other))
+    (other / "config.json").write_text(json.dumps(config))
+    weights = load_file(other / "model.safetensors")
+    save_file(weights | {"model.extra.weight": torch.ones(2)}, other / "model.safetensors")
+    with pytest.raises(MismatchError, match="tensor model.extra.weight, for which .* no place"):
+        export_head(head, tmp_path / "out", "gguf", target=str(other))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
