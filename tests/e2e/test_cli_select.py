@@ -11,7 +11,7 @@ def test_a_selection(run: RunProgram, target_dir: Path, head_dir: Path, tmp_path
     suite.write_text('{"prompt": "One?"}\n{"prompt": "Two?"}\n')
     words = ["select", head_dir, "--target", target_dir, "--out", out, "--suite", suite]
     words += ["--max-tokens", "4", "--repeats", "1", "--depth", "2", "--width", "1"]
-    words += ["--budget", "2", "--set", "select.controller=fixed", "--device", "cpu"]
+    words += ["--budget", "2", "--controller", "fixed", "--dtype", "float32", "--device", "cpu"]
     planned = run(*words, "--plan")
     assert planned.exit_code == 0, planned.stderr
     assert "measures: 1 head on 2 questions of 1 task" in planned.stdout

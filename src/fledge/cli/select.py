@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -106,6 +106,24 @@ BudgetOption = Annotated[
         "--budget", metavar="N", help="Drafts that are verified.", rich_help_panel=_MEASURING
     ),
 ]
+ControllerOption = Annotated[
+    Literal["adaptive", "fixed"] | None,
+    typer.Option(
+        "--controller",
+        metavar="adaptive|fixed",
+        help="Draft as much as pays, up to the tree, or the whole tree always.",
+        rich_help_panel=_MEASURING,
+    ),
+]
+DtypeOption = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(
+        "--dtype",
+        metavar="auto|float32|bfloat16|float16",
+        help="Precision of the target and the heads.",
+        rich_help_panel=_MEASURING,
+    ),
+]
 
 
 def select(
@@ -121,6 +139,8 @@ def select(
     depth: DepthOption = None,
     width: WidthOption = None,
     budget: BudgetOption = None,
+    controller: ControllerOption = None,
+    dtype: DtypeOption = None,
     device: options.DeviceOption = "auto",
     recipe: options.RecipeOption = None,
     assignments: options.SetOption = None,
@@ -150,6 +170,8 @@ def select(
         temperature=temperature,
         concurrency=concurrency,
         repeats=repeats,
+        controller=controller,
+        dtype=dtype,
         tree=_tree(chosen.select.tree, depth=depth, width=width, budget=budget),
     )
     progress = terminal_progress()
