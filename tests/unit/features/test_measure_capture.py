@@ -17,7 +17,7 @@ def test_every_way_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         [*words.split(), "--formats", "exact,q5", "--work", str(tmp_path), "--out", str(out)]
     )
     document = json.loads(out.read_text())
-    ways = {"decoder", "logits", "exact coded", "exact", "q5 coded", "q5"}
+    ways = {"transformers", "decoder", "logits", "exact coded", "exact", "q5 coded", "q5"}
     assert set(document["tokens_per_s"]) == ways
     assert document["of_decoder"]["decoder"] == 1.0
     assert document["writing"]["q5"]["shard_bytes_per_s"] > 0
