@@ -72,6 +72,9 @@ class ReferenceHead:
             self.linear(x, f"midlayer.self_attn.{name}_proj").unflatten(1, (-1, head_dim))
             for name in "qkv"
         )
+        if "midlayer.self_attn.q_norm.weight" in self.tensors:
+            query = self.rms(query, "midlayer.self_attn.q_norm")
+            keys = self.rms(keys, "midlayer.self_attn.k_norm")
         query, keys = self.rope(query), self.rope(keys)
         steps = torch.arange(x.shape[0])
         distance = steps[:, None] - steps[None, :]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
-from fledge.engine import drafter as drafter_module
+from fledge.engine import head_drafter as drafter_module
 from fledge.engine.calibration import Calibration
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.head_drafter import HeadDrafter
@@ -175,6 +175,7 @@ def test_tree_shapes(
         {"sliding_window": 1},
         {"sliding_window": 5},
         {"attention_bias": True},
+        {"attention_bias": True, "output_bias": True, "qk_norm": True},
         {"rope_theta": 500.0, "rms_norm_eps": 1e-2},
         {"taps": (0, 3, 4)},
         {"taps": (4, 0, 2)},
