@@ -221,7 +221,8 @@ def test_a_batch_that_takes_too_long_expires(server: RunningServer) -> None:
     batch = over(server, start(server, asked, window="1s"))
     assert batch.status == "expired"
     assert batch.expires_at == batch.created_at + 1
-    assert results(server, batch.output_file_id).keys() <= {"quick"}
+    if batch.output_file_id is not None:  # on a busy machine nothing is quick enough
+        assert results(server, batch.output_file_id).keys() == {"quick"}
     left = results(server, batch.error_file_id)
     assert {one["error"]["code"] for one in left.values()} == {"batch_expired"}
     assert left["long 1"]["response"] is None
