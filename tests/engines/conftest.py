@@ -118,6 +118,10 @@ def as_json(outcome: Outcome) -> dict[str, object]:
         "prompts": len(outcome.case.prompts),
         "tokens": outcome.theirs.num_tokens,
         "same_tokens": outcome.theirs.token_ids == tuple(one.token_ids for one in outcome.ours),
+        "cycles": {
+            "theirs": outcome.theirs.cycles,
+            "ours": sum(completion.stats.cycles for completion in outcome.ours),
+        },
         "drafts": {"theirs": theirs.num_drafts, "ours": ours.num_drafts},
         "accepted_at_position": {
             "theirs": theirs.accepted_at_position,

@@ -24,6 +24,7 @@ def test_as_many_drafts_are_accepted_at_every_position(
 ) -> None:
     """Counts, not rates: in float32 two right computations agree on every draft of these pairs."""
     outcome = outcomes[name]
+    assert outcome.theirs.cycles == sum(completion.stats.cycles for completion in outcome.ours)
     theirs = outcome.theirs.acceptance
     ours = our_acceptance(outcome.ours, DEPTH, theirs.counting)
     assert theirs == ours

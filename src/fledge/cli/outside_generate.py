@@ -128,7 +128,7 @@ def _document(
     together = {
         "tokens_per_s": round(answers.num_tokens / answers.seconds, 3),
         "accept_length": answers.accept_length,
-        "cycles": acceptance.num_drafts,
+        "cycles": answers.cycles,
         "offered_at_depth": list(acceptance.offered_at_position),
         "accepted_at_depth": list(acceptance.accepted_at_position),
         "engine": engine.name,
@@ -144,6 +144,6 @@ def _figures(answers: "EngineAnswers") -> str:
     speed = answers.num_tokens / answers.seconds if answers.seconds > 0 else 0.0
     parts = [count(answers.num_tokens, "token"), f"{speed:.1f} tokens/s"]
     if (length := answers.accept_length) is not None:
-        cycles = count(answers.acceptance.num_drafts, "cycle")
+        cycles = count(answers.cycles, "cycle")
         parts.append(f"accept length {length:.2f} over {cycles}")
     return " · ".join(parts)

@@ -9,9 +9,9 @@ from typing import Literal
 
 from fledge.contracts.outputs import Completion
 
-Counting = Literal["verified", "emitted", "all_but_last"]
-"""`verified`: every draft that the target confirmed; `emitted`: only those that became part of the
-answer; `all_but_last`: the last cycle of each answer is left out."""
+Counting = Literal["verified", "all_but_last"]
+"""`verified`: every draft that the target confirmed, behind the end of an answer too;
+`all_but_last`: the last cycle of each answer is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,10 @@ class Acceptance:
 
 
 def our_acceptance(completions: Sequence[Completion], depth: int, counting: Counting) -> Acceptance:
-    """What our engine counted; all but `verified` needs answers asked for with draft depths."""
+    """What our engine counted; `all_but_last` needs answers asked for with draft depths."""
     positions = range(depth)
-    if counting != "verified":
-        per_answer = [_accepted_in_cycles(completion) for completion in completions]
-        if counting == "all_but_last":
-            per_answer = [cycles[:-1] for cycles in per_answer]
+    if counting == "all_but_last":
+        per_answer = [_accepted_in_cycles(completion)[:-1] for completion in completions]
         cycles = [accepted for one in per_answer for accepted in one]
         counts = tuple(sum(accepted > place for accepted in cycles) for place in positions)
         return Acceptance(num_drafts=len(cycles), accepted_at_position=counts, counting=counting)

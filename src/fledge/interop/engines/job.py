@@ -5,7 +5,7 @@ and chat templates cannot make a difference:
 
     {"runs": [{"target", "head", "depth", "prompts", "sampling", ...}]}
     {"version", "runs": [{"answers": [{"token_ids", "finish_reason"}], "num_drafts",
-                          "accepted_at_position", "counting", "seconds"}]}
+                          "accepted_at_position", "counting", "cycles", "seconds"}]}
 """
 
 import json
@@ -102,6 +102,9 @@ class EngineAnswers:
     token_ids: tuple[tuple[int, ...], ...]
     finish_reasons: tuple[str, ...]
     acceptance: Acceptance
+    cycles: int
+    """Passes of the target that checked drafts, of all answers."""
+
     seconds: float
 
     @property
@@ -111,8 +114,8 @@ class EngineAnswers:
     @property
     def accept_length(self) -> float | None:
         """Tokens emitted by decode cycles over cycles; the first of an answer is the prompt's."""
-        cycles = self.acceptance.num_drafts
-        return (self.num_tokens - len(self.token_ids)) / cycles if cycles else None
+        emitted = self.num_tokens - len(self.token_ids)
+        return emitted / self.cycles if self.cycles else None
 
 
 def run_in_engine(
@@ -175,5 +178,6 @@ def _answers(found: dict[str, Any]) -> EngineAnswers:
             accepted_at_position=tuple(found["accepted_at_position"]),
             counting=found["counting"],
         ),
+        cycles=found["cycles"],
         seconds=found["seconds"],
     )

@@ -32,7 +32,7 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
 
     key = secrets.token_hex(16)
     server = xllamacpp.Server(_parameters(xllamacpp, run, key))
-    answers, num_drafts, accepted, seconds = [], 0, [0] * run["depth"], 0.0
+    answers, num_cycles, counted, seconds = [], 0, [], 0.0
     for prompt in run["prompts"]:
         start = time.perf_counter()
         events = list(_stream(server.listening_address, key, _request(run, prompt)))
@@ -45,16 +45,17 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
             (whole,) = _stream(server.listening_address, key, asked)
             tokens = whole["tokens"]
         answers.append({"token_ids": tokens, "finish_reason": _finish_reason(last)})
-        for count in _accepted_in_cycles(events, run["depth"]):
-            num_drafts += 1
-            for position in range(count):
-                accepted[position] += 1
+        cycles = _accepted_in_cycles(events, run["depth"])
+        num_cycles += len(cycles)
+        counted += cycles[:-1]  # drafts may lie behind the end of an answer
     del server
+    positions = range(run["depth"] if run["head"] else 0)
     return {
         "answers": answers,
-        "num_drafts": num_drafts,
-        "accepted_at_position": accepted if run["head"] else [],
-        "counting": "emitted",
+        "num_drafts": len(counted),
+        "accepted_at_position": [sum(one > place for one in counted) for place in positions],
+        "counting": "all_but_last",
+        "cycles": num_cycles,
         "seconds": seconds,
     }
 

@@ -65,6 +65,7 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
         "num_drafts": len(cycles),
         "accepted_at_position": [sum(size > place + 1 for size in cycles) for place in positions],
         "counting": "all_but_last",
+        "cycles": len(cycles) + (len(answers) if run["head"] else 0),
         "seconds": seconds,
     }
 

@@ -70,6 +70,7 @@ def _run(vllm: Any, loaded: _Loaded, run: dict[str, Any]) -> dict[str, Any]:
         "num_drafts": counted[0],
         "accepted_at_position": counted[1:][: run["depth"] if run["head"] else 0],
         "counting": "verified",
+        "cycles": counted[0],
         "seconds": seconds,
     }
 
