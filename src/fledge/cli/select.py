@@ -22,7 +22,7 @@ _MEASURING = "Measuring"
 HeadsArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="CHECKPOINTS...",
+        metavar="CHECKPOINTS",
         help="Heads, or directories of `fledge train` or `fledge sweep` with all heads in them.",
         show_default=False,
     ),

@@ -184,7 +184,9 @@ def _verdict(heads: Sequence[Mapping[str, Any]], best: str | None, ties: Sequenc
         return "nothing was measured."
     found = next(one for one in heads if one["name"] == best)["speed_up"]
     text = f"{best} is the fastest head: {shown(found)} times plain decoding, averaged over tasks"
-    if found["low"] is not None and found["low"] <= 1:
+    if found["low"] is None:
+        text += " (how surely is not known: a task had one prompt only, measured once)"
+    elif found["low"] <= 1:
         text += ", which is " + ("slower" if found["high"] < 1 else "not surely faster")
     if ties:
         return f"{text}; it cannot be told apart from {', '.join(ties)}."

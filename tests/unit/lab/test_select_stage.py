@@ -355,6 +355,17 @@ def test_settings_that_cannot_be_used(tiny: Path, tmp_path: Path) -> None:
         )
 
 
+def test_one_prompt_says_nothing_about_others(tiny: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "own.jsonl"
+    rows.write_text('{"prompt": "a"}\n')
+    settings = replace(SETTINGS, suites=(str(rows),), max_tokens=3)
+    run([tiny / "head-0", tiny / "head-1"], tiny / "target", tmp_path / "out", settings)
+    card = read_scorecard(tmp_path / "out")
+    assert "how surely is not known: a task had one prompt only" in card["verdict"]
+    assert len(card["ties"]) == 1
+    assert "[unknown]" in (tmp_path / "out" / "scorecard.md").read_text()
+
+
 def test_scorecards_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="give a directory that `fledge select` made"):
         read_scorecard(tmp_path)
