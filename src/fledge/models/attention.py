@@ -106,7 +106,7 @@ def _attend_views(
     for segment in view.segments(first):
         keys_KGD, values_KGD = pool.read(layer, segment.key_slots_K)
         outputs.append(attend_fast(query_THD[segment.rows], keys_KGD, values_KGD, segment, spec))
-    return torch.cat(outputs)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _attention(

@@ -69,8 +69,7 @@ def residual_norm(
 
 def norm_rows(rows: Tensor, norm: Norm) -> Tensor:
     """RMS norm over the last dimension, as transformers writes it."""
-    wide = rows.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+    normed = torch.rms_norm(rows.float(), rows.shape[-1:], None, norm.eps)
     if norm.kind == "cast_first":
         return norm.weight_D * normed.to(rows.dtype)
     if norm.kind == "cast_last":
