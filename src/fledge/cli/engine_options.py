@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from fledge.cli.options import DRAFTING
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.outside_engines import ServingEngine
 from fledge.contracts.settings import TreeSettings
-from fledge.contracts.tuned_settings import TunedSettings
+from fledge.contracts.tuned_settings import TunedSettings, read_tuned
 
 _PANEL = "Engine"
 
@@ -40,9 +41,24 @@ PrintCommandOption = Annotated[
 ]
 
 
-def tuned_tree(tree: TreeSettings) -> TunedSettings | None:
-    """What was typed after --depth, --width and --budget; None when nothing was."""
-    return None if tree == TreeSettings() else TunedSettings(tree=tree)
+TunedOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tuned",
+        metavar="DIR",
+        help="Draft as tuning found best: a directory with tune.json.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+
+
+def tuned_settings(directory: Path | None, tree: TreeSettings) -> TunedSettings | None:
+    """What tuning found, or what was typed after --depth and its kin; None for neither."""
+    if directory is None:
+        return None if tree == TreeSettings() else TunedSettings(tree=tree)
+    if tree != TreeSettings():
+        raise ConfigError("--tuned says how to draft; leave out --depth, --width and --budget.")
+    return read_tuned(directory.expanduser())
 
 
 def check_engine(

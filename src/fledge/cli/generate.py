@@ -7,7 +7,13 @@ import typer
 
 from fledge.cli import options
 from fledge.cli.answering import as_prompts, show_answer
-from fledge.cli.engine_options import EngineOption, EnginePythonOption, check_engine
+from fledge.cli.engine_options import (
+    EngineOption,
+    EnginePythonOption,
+    TunedOption,
+    check_engine,
+    tuned_settings,
+)
 from fledge.cli.loading import Choice, Loaded, load
 from fledge.cli.outside_generate import OutsideAnswers, generate_outside
 from fledge.cli.prompts import read_prompts
@@ -54,6 +60,7 @@ def generate(
     controller: options.ControllerOption = options.ENGINE.controller,
     engine: EngineOption = "fledge",
     engine_python: EnginePythonOption = None,
+    tuned: TunedOption = None,
     logprobs: options.LogprobsOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -86,7 +93,8 @@ def generate(
         stop=tuple(stop or ()),
         logprobs=logprobs,
     )
-    tree = TreeSettings(depth=depth, width=width, budget=budget)
+    found = tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget))
+    tree = TreeSettings() if found is None else found.tree
     texts = read_prompts(prompt, raw=raw)
     check_engine(engine, engine_python)
     if engine != "fledge":
@@ -98,7 +106,7 @@ def generate(
                 head=options.head_directory(head),
                 dtype=dtype,
                 device=device,
-                tree=tree,
+                tuned=found,
                 params=params,
                 texts=texts,
                 is_raw=raw,

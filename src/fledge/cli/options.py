@@ -13,7 +13,7 @@ from fledge.contracts.settings import EngineSettings, TreeSettings
 NO_HEAD = "none"
 
 _MODEL = "Target and head"
-_DRAFTING = "Drafting (with a head)"
+DRAFTING = "Drafting (with a head)"
 _SAMPLING = "Sampling"
 _OUTPUT = "Output"
 
@@ -59,7 +59,7 @@ DepthOption = Annotated[
         "--depth",
         metavar="N",
         help="Drafted tokens on the longest path of the draft tree.",
-        rich_help_panel=_DRAFTING,
+        rich_help_panel=DRAFTING,
     ),
 ]
 WidthOption = Annotated[
@@ -68,7 +68,7 @@ WidthOption = Annotated[
         "--width",
         metavar="N",
         help="Children kept per node of the draft tree; 1 makes it a chain.",
-        rich_help_panel=_DRAFTING,
+        rich_help_panel=DRAFTING,
     ),
 ]
 BudgetOption = Annotated[
@@ -77,7 +77,7 @@ BudgetOption = Annotated[
         "--budget",
         metavar="N",
         help="Drafted nodes that one target pass checks, at most.",
-        rich_help_panel=_DRAFTING,
+        rich_help_panel=DRAFTING,
     ),
 ]
 AcceptOption = Annotated[
@@ -87,7 +87,7 @@ AcceptOption = Annotated[
         metavar="gumbel|rejection",
         help="gumbel: a seed gives the same text with and without a head; "
         "rejection: the rule other engines use, equal in distribution only.",
-        rich_help_panel=_DRAFTING,
+        rich_help_panel=DRAFTING,
     ),
 ]
 ControllerOption = Annotated[
@@ -96,7 +96,7 @@ ControllerOption = Annotated[
         "--controller",
         metavar="adaptive|fixed",
         help="adaptive: draft as much as pays, up to the tree above; fixed: the whole tree always.",
-        rich_help_panel=_DRAFTING,
+        rich_help_panel=DRAFTING,
     ),
 ]
 MaxTokensOption = Annotated[

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fledge.cli.engine_options import tuned_tree
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json, say, shorten, write_text
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import TreeSettings
+from fledge.contracts.tuned_settings import TunedSettings
 
 if TYPE_CHECKING:
     from fledge.interop.engines.installation import InstalledEngine
@@ -28,7 +28,7 @@ class OutsideAnswers:
     head: Path | None
     dtype: str
     device: str
-    tree: TreeSettings
+    tuned: TunedSettings | None
     params: SamplingParams
     texts: list[str]
     is_raw: bool
@@ -76,7 +76,6 @@ def _prepare(asked: OutsideAnswers) -> "tuple[EngineRun, TargetTokenizer]":
     """The run for the engine, and the tokenizer that its token ids are read with."""
     from fledge.interop.engines.job import EngineRun
     from fledge.interop.engines.pair import prepare_pair
-    from fledge.interop.serve_commands import tree_of
     from fledge.models.placement import pick_device, pick_dtype
     from fledge.models.target_facts import read_facts
 
@@ -94,7 +93,7 @@ def _prepare(asked: OutsideAnswers) -> "tuple[EngineRun, TargetTokenizer]":
     run = EngineRun(
         target=pair.target,
         head=pair.head,
-        tree=tree_of(tuned_tree(asked.tree)),
+        tree=_drafts(asked),
         prompts=prompts,
         params=asked.params,
         eos_token_ids=tuple(sorted(facts.eos_token_ids)),
@@ -102,6 +101,16 @@ def _prepare(asked: OutsideAnswers) -> "tuple[EngineRun, TargetTokenizer]":
         max_model_len=min(pair.context_len, longest + asked.params.max_tokens + 64),
     )
     return run, facts.tokenizer
+
+
+def _drafts(asked: OutsideAnswers) -> TreeSettings:
+    """The tree for SGLang; the others draft chains."""
+    from fledge.interop.serve_commands import chain_of, tree_of
+
+    if asked.engine == "sglang":
+        return tree_of(asked.tuned)
+    chain = chain_of(asked.tuned)
+    return TreeSettings(depth=chain, width=1, budget=chain)
 
 
 def _document(

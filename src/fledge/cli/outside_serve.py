@@ -4,13 +4,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fledge.cli.engine_options import tuned_tree
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.server_settings import ServeSettings
-from fledge.contracts.settings import EngineSettings
+from fledge.contracts.tuned_settings import TunedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,8 @@ class OutsideServer:
     dtype: str
     device: str
     settings: ServeSettings
-    engine_settings: EngineSettings
+    tuned: TunedSettings | None
+    max_requests: int
     prints_command: bool
 
 
@@ -46,10 +46,10 @@ def serve_outside(asked: OutsideServer) -> None:
     settings = replace(asked.settings, port=pick_port(asked.settings.port))
     plan = ServerPlan(
         pair=pair,
-        tuned=tuned_tree(asked.engine_settings.tree),
+        tuned=asked.tuned,
         settings=settings,
         model_names=settings.model_names or (_own_name(asked.target),),
-        max_requests=asked.engine_settings.max_requests,
+        max_requests=asked.max_requests,
         dtype=dtype,
         is_cpu=device.type == "cpu",
         keys=_read_keys(settings.api_keys_file, os.environ.get(KEYS_VARIABLE, "")),

@@ -11,7 +11,9 @@ from fledge.cli.engine_options import (
     EngineOption,
     EnginePythonOption,
     PrintCommandOption,
+    TunedOption,
     check_engine,
+    tuned_settings,
 )
 from fledge.cli.outside_serve import OutsideServer, serve_outside
 from fledge.cli.render import say
@@ -125,6 +127,7 @@ def serve(
     engine: EngineOption = "fledge",
     engine_python: EnginePythonOption = None,
     print_command: PrintCommandOption = False,
+    tuned: TunedOption = None,
     recipe: options.RecipeOption = None,
     assignments: options.SetOption = None,
 ) -> None:
@@ -149,8 +152,9 @@ def serve(
     if batch_dir is not None:
         batches = replace(settings.batches, directory=str(batch_dir.expanduser()))
         settings = replace(settings, batches=batches)
+    found = tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget))
     engine_settings = EngineSettings(
-        tree=TreeSettings(depth=depth, width=width, budget=budget),
+        tree=TreeSettings() if found is None else found.tree,
         accept=accept,
         controller=controller,
         max_requests=max_requests,
@@ -167,7 +171,8 @@ def serve(
                 dtype=dtype,
                 device=device,
                 settings=settings,
-                engine_settings=engine_settings,
+                tuned=found,
+                max_requests=max_requests,
                 prints_command=print_command,
             )
         )
