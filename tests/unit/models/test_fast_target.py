@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from fledge import Engine
 from fledge.contracts.errors import ConfigError, MismatchError
+from fledge.contracts.progress import SilentProgress
 from fledge.models import target_path
 from fledge.models.fast_families import FAMILIES
 from fledge.models.target import Target, TargetOutput
 from fledge.models.target_path import choose_target_path
 from fledge.ops.documents import make_documents
+from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import SequencePart, pack
-from fledge.testing import ARCHITECTURES, target_of, tiny_model
+from fledge.testing import ARCHITECTURES, target_of, tiny_model, tiny_tokenizer
 
 FAST = sorted(name for name, one in ARCHITECTURES.items() if one["model_type"] in FAMILIES)
 CPU = torch.device("cpu")
 
 
-def passed(target: Target, path: target_path.TargetPath) -> TargetOutput:
+def passed(
+    target: Target, path: target_path.TargetPath, taps: tuple[int, ...] = (0, 2, 4)
+) -> TargetOutput:
     """One prompt in two passes, the second over what the first has stored."""
     ids, numbers, pool = torch.arange(3, 23) * 7 % 97, torch.arange(20), KVPool(20)
     with choose_target_path(path):
@@ -31,7 +36,7 @@ def passed(target: Target, path: target_path.TargetPath) -> TargetOutput:
             pack([SequencePart(ids[:12], numbers[:12], numbers[:12], numbers[:12])]), pool
         )
         rest = pack([SequencePart(ids[12:], numbers[12:], numbers, numbers)])
-        return target.forward(rest, pool, logit_rows_R=torch.tensor([7, 2]), taps=(0, 2, 4))
+        return target.forward(rest, pool, logit_rows_R=torch.tensor([7, 2]), taps=taps)
 
 
 def test_which_families_are_fast() -> None:
@@ -49,6 +54,21 @@ def test_both_paths_say_the_same(architecture: str) -> None:
     # The modules of transformers now hold views of joined matrices, and compute what they did.
     again = passed(target, "plain")
     torch.testing.assert_close(again.logits_RV, plain.logits_RV, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
+@pytest.mark.parametrize("architecture", ["olmo3-hybrid", "qwen3-moe"])
+def test_by_kernels_a_pass_says_the_same(architecture: str) -> None:
+    """In Triton's interpreter; tests/lossless takes the engine through two other families."""
+    pytest.importorskip("triton")
+    layers = {"num_hidden_layers": 2}
+    if "hybrid" in architecture:
+        layers["layer_types"] = ["sliding_attention", "full_attention"]
+    target = target_of(tiny_model(architecture, **layers))
+    with choose_kernels("triton"):
+        fused = passed(target, "fast", taps=(1,)).logits_RV
+    plain = passed(target, "plain", taps=(1,)).logits_RV
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3-hybrid", "olmo3-hybrid"])
@@ -105,6 +125,26 @@ def test_files_that_our_layers_do_not_fit_fall_back(tmp_path: Path) -> None:
     passed(target, "auto")
     assert target.why_plain is not None
     assert "compute something else than transformers' do (relative difference" in target.why_plain
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(("architecture", "is_fast"), [("llama", True), ("deepseek-v3-moe", False)])
+def test_loading_says_which_targets_are_slow(
+    architecture: str, is_fast: bool, tmp_path: Path
+) -> None:
+    tiny_model(architecture, vocab_size=300).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    notes = Notes()
+    Engine.load(str(tmp_path), dtype="float32", device="cpu", progress=notes)
+    said = [note for note in notes.said if "runs on transformers' layers: " in note]
+    assert len(said) == (0 if is_fast else 1)
 
 
 def test_the_path_is_said() -> None:
