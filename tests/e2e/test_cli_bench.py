@@ -105,6 +105,23 @@ def test_our_own_server_with_and_without_a_head(
     assert all(row["good"] == row["requests"] for row in document["rows"])
     assert document["rows"][0]["accept_length"]["value"] == 1.0
     assert document["comparisons"][0]["crossover"]["from"] == 1
-    wrong = run("bench", "--target", target_dir, "--head", tmp_path / "no", "--out", tmp_path / "x")
-    assert wrong.exit_code != 0
-    assert "the server did not start" in wrong.error
+
+
+@pytest.mark.slow
+def test_a_head_of_another_target_is_found_out_first(
+    run: RunProgram, target_dir: Path, foreign_head_dir: Path, tmp_path: Path
+) -> None:
+    command = ["bench", "--target", target_dir, "--device", "cpu", "--out", tmp_path / "out"]
+    done = run(*command, "--head", foreign_head_dir)
+    assert done.exit_code == 1
+    assert done.error.startswith("the server did not start: ")
+    assert "made for a target with target_hidden_size 64; this target has 32" in done.error
+
+
+def test_what_is_no_head_is_refused_at_once(
+    run: RunProgram, target_dir: Path, tmp_path: Path
+) -> None:
+    done = run("bench", "--target", target_dir, "--head", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert str(tmp_path) in done.error
+    assert not (tmp_path / "out").exists()

@@ -133,7 +133,9 @@ def _own_arms(
     with progress.task("starting", unit=""):
         # Importing torch takes seconds, so it happens while the bar is already there.
         from fledge.lab.bench_arms import EngineChoice, server_arms
-        from fledge.lab.bench_engine_arms import device_name, engine_arms
+        from fledge.lab.bench_engine_arms import check_head, device_name, engine_arms
+
+        check_head(chosen["head"])
     most_users = max((engine.max_requests, *settings.concurrency))
     roomy = replace(
         engine,

@@ -1,7 +1,7 @@
 """`fledge bench` as a stage: loads in turns over all arms, journalled, then one document.
 
 Arms take turns so that whatever drifts on a machine hits all of them: before every measurement
-where changing is free, and in the order A B, B A, A B ... of whole sweeps where an arm has to be
+where changing is free, and in the order B A, A B, B A ... of whole sweeps where an arm has to be
 started first.
 """
 
@@ -94,7 +94,8 @@ def jobs_of(arms: Sequence[Arm], settings: BenchSettings) -> Iterator[Job]:
                 for arm in arms if number % 2 == 0 else reversed(arms):
                     yield Job(arm, point, repeat, number, begin)
         else:
-            for arm in arms if repeat % 2 == 0 else reversed(arms):
+            # The last arm goes first: a head that does not fit is found out before long work.
+            for arm in reversed(arms) if repeat % 2 == 0 else arms:
                 for point, number, begin in loads:
                     yield Job(arm, point, repeat, number, begin)
 

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +87,12 @@ def engine_arms(choice: EngineChoice, settings: BenchSettings) -> list[Arm]:
     return [
         EngineArm(name, one, settings, target) for name, one in with_and_without(choice).items()
     ]
+
+
+def check_head(directory: Path | None) -> None:
+    """Refuse what is no head before anything is started."""
+    if directory is not None:
+        load_head(directory)
 
 
 def device_name(typed: str) -> str:
