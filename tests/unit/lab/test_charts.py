@@ -38,7 +38,7 @@ def chart(kind: Kind, series: list[Series], **changes: object) -> Chart:
         "y": Axis(label="tokens/s", includes=(0.0,)),
         "marks": [Mark("x", 8.0, "crossover"), Mark("y", 20.0, "limit")],
     }
-    return Chart(kind=kind, series=series, **(fields | changes))  # type: ignore[arg-type]
+    return Chart(kind=kind, series=series, **(fields | changes))
 
 
 def elements(svg: str, css: str) -> list[ElementTree.Element]:
