@@ -206,3 +206,10 @@ def test_a_client_that_is_the_bottleneck_is_named() -> None:
     assert busy.endswith("plain at closed 1.")
     assert "the client was up to 50.0 ms late" in late
     assert late.endswith("plain at closed 2.")
+
+
+def test_tokens_that_nobody_counted_are_said() -> None:
+    arms = [{"name": "a", "tokens": "chunks"}, {"name": "b", "tokens": "usage"}]
+    document = make_document([run("a", 1, 0, 10.0)], arms=arms, head={}, is_complete=True)
+    (warning,) = document["warnings"]
+    assert warning.startswith("a does not say how many tokens it sends, and every chunk was")
