@@ -19,7 +19,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -52,6 +53,9 @@ class BatchStore:
         self._uploads_dir = directory / "uploads"
         self._lock = _take(directory, (self._files_dir, self._batches_dir, self._uploads_dir))
         self._saving = asyncio.Lock()
+        self._uploading: list[int] = []
+        """Sizes of the files on their way in."""
+
         self.files = _load(self._files_dir, lambda document: StoredFile(**document))
         self.batches = _load(self._batches_dir, BatchRecord.from_plain)
         self._remove_leftovers()
@@ -99,29 +103,37 @@ class BatchStore:
         """Newest first."""
         return _newest_first(one for one in self.batches.values() if one.owner == owner)
 
-    async def require_room(self, num_bytes: int) -> None:
-        """Refuse a file that is one too many, or too much."""
+    @asynccontextmanager
+    async def room_for(self, num_bytes: int) -> AsyncIterator[None]:
+        """Room for a file while it is uploaded; refuses one that is one too many, or too much."""
+        self._uploading.append(num_bytes)
+        try:
+            await self._check_room()
+            yield
+        finally:
+            self._uploading.remove(num_bytes)
+
+    async def _check_room(self) -> None:
         limits = self.settings
-        if len(self.files) >= limits.max_files:
+        if len(self.files) + len(self._uploading) > limits.max_files:
             raise BodyTooLargeError(
                 f"this server keeps at most {limits.max_files} files and has as many; delete some.",
                 code="storage_full",
             )
-        used = await asyncio.to_thread(self._used_bytes)
-        if used + num_bytes > limits.max_total_bytes:
+        used = await asyncio.to_thread(self._kept_bytes)
+        if used + sum(self._uploading) > limits.max_total_bytes:
             raise BodyTooLargeError(
                 f"the files of this server take {format_bytes(used)} of at most "
                 f"{format_bytes(limits.max_total_bytes)}; delete some.",
                 code="storage_full",
             )
 
-    def _used_bytes(self) -> int:
+    def _kept_bytes(self) -> int:
         total = 0
-        for directory in (self._files_dir, self._uploads_dir):
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        total += entry.stat().st_size
+        with os.scandir(self._files_dir) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    total += entry.stat().st_size
         return total
 
     def require_room_for_batch(self) -> None:

@@ -57,7 +57,11 @@ async def upload_file(request: Request) -> dict[str, Any]:
     limits = store.settings
     form = UploadForm(request.headers.get("content-type", ""), limits.max_file_bytes)
     length = request.headers.get("content-length", "")
-    await store.require_room(int(length) if length.isdecimal() else limits.max_file_bytes)
+    async with store.room_for(int(length) if length.isdecimal() else limits.max_file_bytes):
+        return (await _keep(request, store, form)).public
+
+
+async def _keep(request: Request, store: BatchStore, form: UploadForm) -> StoredFile:
     file_id = new_file_id()
     path = store.upload_path(file_id)
     await receive_form(request, form, path)
@@ -77,7 +81,7 @@ async def upload_file(request: Request) -> dict[str, Any]:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return file.public
+    return file
 
 
 def _refuse_foreign_pages(request: Request) -> None:

@@ -115,13 +115,22 @@ def test_files_and_batches_outlive_the_server(tmp_path: Path) -> None:
 
 def test_limits_of_the_store(tmp_path: Path) -> None:
     async def work(store: BatchStore) -> None:
+        async def try_room(num_bytes: int) -> None:
+            async with store.room_for(num_bytes):
+                pass
+
         await put(store, a_file(), b"x" * 60)
-        await store.require_room(500)
+        await try_room(500)
         with pytest.raises(BodyTooLargeError, match=r"take \d+ bytes of at most 1.0 kB"):
-            await store.require_room(941)
-        await put(store, a_file(), b"y")
-        with pytest.raises(BodyTooLargeError, match="at most 2 files"):
-            await store.require_room(1)
+            await try_room(941)
+        async with store.room_for(400):
+            with pytest.raises(BodyTooLargeError, match="at most 2 files"):
+                await try_room(1)
+        store.files.clear()
+        async with store.room_for(400):
+            with pytest.raises(BodyTooLargeError, match="of at most 1.0 kB"):
+                await try_room(500)
+        await try_room(500)
         for _ in range(2):
             await store.save(a_batch("file"))
         with pytest.raises(BodyTooLargeError, match="at most 2 batches"):
