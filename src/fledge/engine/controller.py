@@ -114,15 +114,16 @@ class AdaptiveController:
             return
         self._num_reports += 1
         self._reluctance += (_RELUCTANCE[0] - self._reluctance) / _RELUCTANCE_CYCLES
-        self._tokens.add(report)
-        self._costs.observe(report)
-        if report.plan.is_probe:
-            self._prober.pay(report, self._usual_rate(report.load))
-        self._prober.save(report.cycle_s)
+        if not report.is_cold:
+            self._tokens.add(report)
+            self._costs.observe(report)
+            if report.plan.is_probe:
+                self._prober.pay(report, self._usual_rate(report.load))
+            self._prober.save(report.cycle_s)
         self._model.observe(report)
         if report.plan.is_probe and report.plan.is_measured and self._model.is_surprised:
             self._prober.follow_up()
-        if not (report.plan.is_plain or report.plan.is_probe):
+        if not (report.plan.is_plain or report.plan.is_probe or report.is_cold):
             self._guard.observe(report, self._planner.rate(PLAIN, report.load))
         if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:
             self._version += 1

@@ -167,6 +167,7 @@ class Cycle:
                 accepted_D=result.accepted_at_depth,
                 num_extended=num_fresh,
                 gains=got.gains,
+                is_cold=got.is_cold,
             )
         )
 

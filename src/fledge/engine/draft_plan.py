@@ -91,6 +91,9 @@ class CycleReport:
     gains: Tensor | None = None
     """`expected_gains` of the candidates, on the host, if the plan asked for it."""
 
+    is_cold: bool = False
+    """Whether its times are those of compiling and capturing, and say nothing of later cycles."""
+
     @property
     def num_drafted(self) -> int:
         """Requests that had drafts."""

@@ -37,6 +37,8 @@ class Graphs:
         self._graphs: OrderedDict[Hashable, _Captured[Any]] = OrderedDict()
         self._pool: Any = None
         self._num_captured = 0
+        self.num_cold = 0
+        """Runs that were no replays, and took longer than those that follow."""
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -51,6 +53,7 @@ class Graphs:
             return work(), None
         found = self._graphs.get(kind)
         if found is None:
+            self.num_cold += 1
             if kind not in self._seen:
                 self._seen.add(kind)
                 return work(), None

@@ -9,19 +9,18 @@ Legend: B places of the batch.
 """
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.commits import Said
+from fledge.engine.device_clock import DeviceClock
 from fledge.engine.draft_gains import NODE_GRID
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
 from fledge.engine.drafter import Drafter, NoDrafter
@@ -49,7 +48,9 @@ class Started:
 
     facts_XB: Tensor
     gains: Tensor | None
-    clock: "_Clock"
+    clock: DeviceClock
+    is_cold: bool
+    """Whether something of it was compiled or captured."""
 
 
 class _Trees(NamedTuple):
@@ -69,6 +70,7 @@ class Collected:
     """By place, of those who are still there."""
 
     gains: Tensor | None
+    is_cold: bool
     draft_s: float
     target_s: float
 
@@ -185,7 +187,7 @@ class Steady:
         """Ask the device for a cycle."""
         batch = self._batch
         assert batch is not None
-        clock = _Clock(self._target.device)
+        clock, num_cold = DeviceClock(self._target.device), self._graphs.num_cold
         trees, gains = self._draft(batch, plan)
         clock.tick()
         self._verify(batch, plan, trees)
@@ -193,7 +195,15 @@ class Steady:
         host_gains = None if gains is None else receive(gains)
         clock.tick()
         self._started.append(
-            Started(plan, load, list(self._sequences), facts_XB, host_gains, clock)
+            Started(
+                plan=plan,
+                load=load,
+                sequences=list(self._sequences),
+                facts_XB=facts_XB,
+                gains=host_gains,
+                clock=clock,
+                is_cold=self._graphs.num_cold != num_cold,
+            )
         )
 
     def _draft(self, batch: SteadyBatch, plan: DraftPlan) -> tuple[_Trees | None, Tensor | None]:
@@ -238,6 +248,7 @@ class Steady:
             load=one.load,
             said=said,
             gains=one.gains,
+            is_cold=one.is_cold,
             draft_s=draft_s,
             target_s=target_s,
         )
@@ -258,32 +269,3 @@ class Steady:
         """Drop what is in flight: nobody will ask for it."""
         self._started.clear()
         self._sequences, self._drafted, self._batch = [], [], None
-
-
-class _Clock:
-    """Seconds between ticks as the device counts them, where there is one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._device = device
-        self._ticks: list[torch.cuda.Event | float] = []
-        self.tick()
-
-    def tick(self) -> None:
-        if not self._is_cuda:
-            self._ticks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        self._ticks.append(event)
-
-    def wait(self) -> tuple[float, float]:
-        """Until the last tick has passed."""
-        first, second, third = self._ticks
-        if isinstance(first, float) and isinstance(second, float) and isinstance(third, float):
-            return second - first, third - second
-        assert isinstance(first, torch.cuda.Event)
-        assert isinstance(second, torch.cuda.Event)
-        assert isinstance(third, torch.cuda.Event)
-        third.synchronize()
-        return first.elapsed_time(second) / 1e3, second.elapsed_time(third) / 1e3

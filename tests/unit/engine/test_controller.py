@@ -8,7 +8,7 @@ import pytest
 
 from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.engine.controller import AdaptiveController, FixedController, make_controller
-from fledge.engine.draft_plan import Load
+from fledge.engine.draft_plan import CycleReport, Load
 from tests.unit.engine.controller_simulation import (
     ACCURACIES,
     MACHINES,
@@ -77,3 +77,26 @@ def test_without_pass_times_the_settings_are_followed() -> None:
     assert isinstance(chosen, AdaptiveController)
     fixed = EngineSettings(controller="fixed")
     assert isinstance(make_controller(fixed, times, max_pass_tokens=64), FixedController)
+
+
+def test_cycles_that_compile_say_nothing_of_what_cycles_cost() -> None:
+    machine, bank = _MACHINE["memory-bound, cheap head"], TreeBank(_ACCURACY["good"], 1)
+    controller = AdaptiveController(TREE, machine.pass_times(), max_pass_tokens=MAX_PASS_TOKENS)
+    run = Run(machine, controller)
+    run.cycles(bank, 20)
+    load = Load(num_requests=1, context_tokens=100, unread=(1,))
+    for _ in range(30):
+        plan = controller.choose(load)
+        controller.observe(
+            CycleReport(
+                plan=plan,
+                load=load,
+                target_s=5.0,
+                draft_s=0.0 if plan.is_plain else 5.0,
+                other_s=0.0,
+                emitted=1,
+                is_cold=True,
+            )
+        )
+    run.cycles(bank, 300)
+    assert run.rate(100) >= 0.95 * best_fixed(machine, bank).rate
