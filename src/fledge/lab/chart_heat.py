@@ -47,7 +47,7 @@ def draw_heat(chart: Chart) -> str:
                 f'height="{tall - 2:.1f}" rx="2">'
                 f"<title>{escape(where)}: {number(spot.y)}</title></rect>"
             )
-            ink = "on-dark" if level >= NUM_SHADES // 2 else "on-light"
+            ink = "on-dark" if level > NUM_SHADES // 2 else "on-light"
             parts.append(
                 _text(f"figure {ink}", x + wide / 2, middle + 4, number(spot.y), anchor="middle")
             )
