@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fledge.models.target import Target
 from fledge.testing import tiny_head
 from tests.engines.forced_pair import CIRCLE, save_forced_head, save_forced_target
 from tests.lossless.support import PROMPT_LENS, prompts, token_ids
+from tests.lossless.test_steady import MIXES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,14 +48,15 @@ def test_a_forced_pair(tmp_path: Path, shape: str) -> None:
     assert token_ids(alone) == token_ids(plain)
 
 
+@pytest.mark.parametrize("mixes", [MIXES[:2], MIXES], ids=["free", "filtered"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid"])
-def test_sampled_and_greedy(architecture: str) -> None:
+def test_sampled_and_greedy(architecture: str, mixes: tuple[dict[str, Any], ...]) -> None:
     from fledge.testing import target_of, tiny_model
 
     target = target_of(tiny_model(architecture).to(CUDA))
     asked = prompts()
     params = [
-        SamplingParams(max_tokens=20 + 9 * i, seed=i, temperature=(0.0, 0.7, 1.3)[i % 3])
+        SamplingParams(max_tokens=20 + 9 * i, seed=i, **mixes[i % len(mixes)])
         for i in range(len(PROMPT_LENS))
     ]
     off = EngineSettings(graphs="off")

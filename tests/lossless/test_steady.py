@@ -9,6 +9,7 @@ or have ended, memory given away while a cycle still writes to it, and answers m
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -81,16 +82,27 @@ def test_drafts_are_accepted(forced: tuple[Target, Eagle3Head], shape: str) -> N
         assert answer.stats.accepted_at_depth == other.stats.accepted_at_depth
 
 
-def test_sampled_and_greedy_side_by_side() -> None:
+MIXES: tuple[dict[str, float], ...] = (
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.8},
+    {"temperature": 1.2, "min_p": 0.1},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+)
+
+
+@pytest.mark.parametrize("mixes", [MIXES[:2], MIXES], ids=["free", "filtered"])
+def test_sampled_and_greedy_side_by_side(mixes: tuple[dict[str, Any], ...]) -> None:
     _, target = pair("llama")
     asked = prompts()
     params = [
-        SamplingParams(max_tokens=9 + 2 * i, seed=i, temperature=(0.0, 0.7, 1.3)[i % 3])
+        SamplingParams(max_tokens=9 + 2 * i, seed=i, **mixes[i % len(mixes)])
         for i in range(len(asked))
     ]
     plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
     head = tiny_head(target, draft_vocab_size=97)
-    for settings in (ahead(), ahead(max_requests=3), ahead("chain", max_requests=2)):
+    for settings in (ahead(), ahead("chain", max_requests=3)):
         assert token_ids(Engine(target, head, settings).generate(asked, params)) == token_ids(plain)
     assert token_ids(Engine(target, settings=ahead()).generate(asked, params)) == token_ids(plain)
 
@@ -134,7 +146,7 @@ def test_requests_come_go_and_are_taken_away(forced: tuple[Target, Eagle3Head]) 
 
 
 def test_what_cannot_run_ahead_runs_beside(forced: tuple[Target, Eagle3Head]) -> None:
-    """Filters, penalties and logprobs need the host; such a batch takes the ordinary way."""
+    """Penalties and logprobs need the host; such a batch takes the ordinary way."""
     target, head = forced
     asked = [[CIRCLE[start]] * 4 for start in range(4)]
     params = [

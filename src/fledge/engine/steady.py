@@ -27,7 +27,7 @@ from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.graphs import Graphs
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
-from fledge.engine.steady_batch import Place, SteadyBatch, batch_size
+from fledge.engine.steady_batch import Place, SteadyBatch, batch_size, filters_of
 from fledge.engine.steady_cycle import SteadyCycle
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel
@@ -99,7 +99,7 @@ class Steady:
         self._batch: SteadyBatch | None = None
         self._sequences: list[Sequence | None] = []
         self._drafted: list[bool] = []
-        self._all_greedy, self._is_subset = True, False
+        self._filters, self._is_subset = filters_of([]), False
 
     @property
     def is_running(self) -> bool:
@@ -129,10 +129,9 @@ class Steady:
         return self._reserve(sequences)
 
     def _can_run(self, seq: Sequence) -> bool:
-        params = seq.request.params
-        is_simple = params.is_greedy or not (params.top_k or params.top_p < 1 or params.min_p)
-        is_free = seq.grammar is None and not seq.rules.is_any and params.logprobs is None
-        return is_simple and is_free and self._has_positions(seq)
+        asks_nothing = seq.request.params.logprobs is None
+        is_free = seq.grammar is None and not seq.rules.is_any and asks_nothing
+        return is_free and self._has_positions(seq)
 
     def _has_positions(self, seq: Sequence) -> bool:
         """Whether it stays inside the target's context however much is said in flight."""
@@ -163,7 +162,7 @@ class Steady:
         self._batch.fill(places)
         self._sequences = [place.sequence for place in places]
         self._drafted = [place.is_drafted for place in places]
-        self._all_greedy = all(place.sequence.request.params.is_greedy for place in places)
+        self._filters = filters_of([place.sequence for place in places])
 
     def goes_on(self, plan: DraftPlan) -> bool:
         """Whether another cycle of this plan can be started for the same requests."""
@@ -214,17 +213,17 @@ class Steady:
         return _Trees(trees, number), gains
 
     def _verify(self, batch: SteadyBatch, plan: DraftPlan, trees: _Trees | None) -> None:
-        all_greedy = self._all_greedy
+        filters = self._filters
 
         def verify() -> None:
             batch_trees = None if trees is None else trees.batch
-            self._cycle.verify(batch, batch_trees, all_greedy=all_greedy)
+            self._cycle.verify(batch, batch_trees, filters)
 
         if trees is not None and trees.graph is None:
             verify()  # of trees that lie where none will lie again
             return
         graph = None if trees is None else trees.graph
-        self._graphs.run(("verify", batch.size, graph, all_greedy), verify)
+        self._graphs.run(("verify", batch.size, graph, filters), verify)
 
     def collect(self) -> Collected:
         """Wait for the oldest cycle and read it."""

@@ -18,8 +18,9 @@ from fledge.ops.sampling import SampledRows, SamplingBatch
 from fledge.ops.staging import send
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_ROW, _LEN, _FRESH, _SAID, _DRAFTED, _GREEDY, _SEED, _TEMPERATURE = range(8)
-_NUM_LINES = 8
+_ROW, _LEN, _FRESH, _SAID, _DRAFTED, _GREEDY, _SEED, _TOP_K = range(8)
+_TEMPERATURE, _TOP_P, _MIN_P = range(8, 11)
+_NUM_LINES = 11
 _EMPTY_LEN = 2
 """A head reads the feature before a token, so that the shortest request has two."""
 
@@ -36,13 +37,36 @@ class Place(NamedTuple):
     is_drafted: bool
 
 
+class Filters(NamedTuple):
+    """What the requests of a batch ask of sampling between them: a cycle is captured for it."""
+
+    can_sample: bool
+    largest_top_k: int
+    """0 for none, else a power of two that is not below anybody's."""
+
+    has_top_p: bool
+    has_min_p: bool
+
+
+def filters_of(sequences: Many[Sequence]) -> Filters:
+    sampled = [one for seq in sequences if not (one := seq.request.params).is_greedy]
+    top_k = max((one.top_k for one in sampled), default=0)
+    return Filters(
+        can_sample=bool(sampled),
+        largest_top_k=1 << (top_k - 1).bit_length() if top_k else 0,
+        has_top_p=any(one.top_p < 1 for one in sampled),
+        has_min_p=any(one.min_p > 0 for one in sampled),
+    )
+
+
 class SteadyBatch:
     """State of a number of places on the device."""
 
     def __init__(self, size: int, num_levels: int, *, spare_row: int, device: torch.device) -> None:
         self.size, self.num_levels, self.device = size, num_levels, device
         self._spare_row = spare_row
-        self._empty = [spare_row, _EMPTY_LEN, 1, 0, 0, 1, 0, _bits(1.0)] + [0] * num_levels
+        numbers = [_bits(1.0), _bits(1.0), _bits(0.0)]
+        self._empty = [spare_row, _EMPTY_LEN, 1, 0, 0, 1, 0, 0, *numbers] + [0] * num_levels
         self._empty_X = send(self._empty, device)
         self.state_XB = self._empty_X[:, None].repeat(1, size)
         self.facts_XB = torch.zeros(3 + num_levels, size, dtype=torch.long, device=device)
@@ -62,8 +86,9 @@ class SteadyBatch:
         line = [0] * (_NUM_LINES + self.num_levels)
         line[_ROW], line[_LEN], line[_FRESH] = seq.row, seq.len, len(fresh)
         line[_SAID], line[_DRAFTED] = len(seq.output_ids), is_drafted
-        line[_GREEDY], line[_SEED] = params.is_greedy, params.seed
+        line[_GREEDY], line[_SEED], line[_TOP_K] = params.is_greedy, params.seed, params.top_k
         line[_TEMPERATURE] = _bits(1.0 if params.is_greedy else params.temperature)
+        line[_TOP_P], line[_MIN_P] = _bits(params.top_p), _bits(params.min_p)
         line[_NUM_LINES : _NUM_LINES + len(fresh)] = fresh
         return line
 
@@ -107,26 +132,28 @@ class SteadyBatch:
     def newest_B(self) -> Tensor:
         return self.fresh_tokens_BL.gather(1, self.fresh_B[:, None] - 1)[:, 0]
 
-    def sampling(self, *, all_greedy: bool) -> SamplingBatch:
+    def sampling(self, filters: "Filters") -> SamplingBatch:
         """How the requests choose their tokens."""
-        temperature_B = self.state_XB[_TEMPERATURE].view(torch.float64)
-        seed_B, no_B = self.state_XB[_SEED], torch.zeros_like(self.rows_B)
+        temperature_B, top_p_B, min_p_B = self.state_XB[_TEMPERATURE : _MIN_P + 1].view(
+            torch.float64
+        )
+        seed_B = self.state_XB[_SEED]
         everyone = SampledRows(
             rows_S=torch.arange(self.size, device=self.device),
             temperature_S=temperature_B,
             seed_S=seed_B,
-            top_k_S=no_B,
-            top_p_S=no_B.double(),
-            min_p_S=no_B.double(),
-            largest_top_k=0,
-            has_top_p=False,
-            has_min_p=False,
+            top_k_S=self.state_XB[_TOP_K],
+            top_p_S=top_p_B,
+            min_p_S=min_p_B,
+            largest_top_k=filters.largest_top_k,
+            has_top_p=filters.has_top_p,
+            has_min_p=filters.has_min_p,
         )
         return SamplingBatch(
             greedy_B=self.is_greedy_B,
             temperature_B=temperature_B,
             seed_B=seed_B,
-            sampled=() if all_greedy else (everyone,),
+            sampled=(everyone,) if filters.can_sample else (),
             asking_A=None,
             num_logprobs=0,
         )

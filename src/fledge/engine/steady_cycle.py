@@ -17,7 +17,7 @@ from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.drafter import Drafter
 from fledge.engine.head_drafter import Draft, HeadDrafter
-from fledge.engine.steady_batch import SteadyBatch
+from fledge.engine.steady_batch import Filters, SteadyBatch
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.paged import BlockTables, make_tree_pass
@@ -42,7 +42,7 @@ class SteadyCycle:
         return draft.trees, gains
 
     @torch.no_grad()
-    def verify(self, batch: SteadyBatch, trees: TreeBatch | None, *, all_greedy: bool) -> None:
+    def verify(self, batch: SteadyBatch, trees: TreeBatch | None, filters: Filters) -> None:
         """Run the target over the trees; the batch then says what came of it."""
         tables, newest_B = self._tables(batch), batch.newest_B
         packed = make_tree_pass(
@@ -63,7 +63,7 @@ class SteadyCycle:
             output.logits_RV,
             packed.node_rows(verified.max_size),
             verified,
-            batch.sampling(all_greedy=all_greedy),
+            batch.sampling(filters),
             batch.said_B,
             max_depth=verified.max_depth,
         )

@@ -143,11 +143,12 @@ def processed_portions(
 
 
 def _keep_top_k(scores_SV: Tensor, top_k_S: Tensor, largest_top_k: int) -> Tensor:
-    """Ties with the k-th score stay, as in transformers."""
+    """Ties with the k-th score stay, as in transformers; rows that ask for none keep everything."""
     num_ranked = min(largest_top_k, scores_SV.shape[-1])
     ranked_SK = scores_SV.topk(num_ranked, dim=-1).values
-    kth_S1 = (top_k_S.clamp(max=num_ranked) - 1)[:, None]
-    return scores_SV.masked_fill(scores_SV < ranked_SK.gather(1, kth_S1), float("-inf"))
+    kth_S1 = (top_k_S.clamp(1, num_ranked) - 1)[:, None]
+    is_below_SV = (scores_SV < ranked_SK.gather(1, kth_S1)) & (top_k_S > 0)[:, None]
+    return scores_SV.masked_fill(is_below_SV, float("-inf"))
 
 
 def _keep_top_p(scores_SV: Tensor, top_p_S: Tensor) -> Tensor:
