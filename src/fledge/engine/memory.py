@@ -42,7 +42,10 @@ def plan_blocks(
     while low < high:
         middle = (low + high + 1) // 2
         blocks = _blocks_for(middle, bytes_per_slot, settings)
-        needed = sum(count * size * bytes_per_slot[window] for window, count in blocks.items())
+        # One block of each kind is spare.
+        needed = sum(
+            (count + 1) * size * bytes_per_slot[window] for window, count in blocks.items()
+        )
         low, high = (middle, high) if needed <= budget else (low, middle - 1)
     if low < min(2, most):
         raise CapacityError(
