@@ -49,9 +49,10 @@ def plan_blocks(
         low, high = (middle, high) if needed <= budget else (low, middle - 1)
     if low < min(2, most):
         raise CapacityError(
-            f"{device} has {format_bytes(budget)} for cache memory, and one block of {size} tokens "
-            f"takes {format_bytes(size * sum(bytes_per_slot.values()))}; free some memory, or use "
-            "a smaller target."
+            f"{device} has {format_bytes(budget)} for cache memory, which takes three blocks of "
+            f"{size} tokens at least, and one takes "
+            f"{format_bytes(size * sum(bytes_per_slot.values()))}; free some memory, or use a "
+            "smaller target."
         )
     return _blocks_for(low, bytes_per_slot, settings)
 

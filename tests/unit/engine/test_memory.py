@@ -118,12 +118,12 @@ def test_tokens_asked_for_are_tokens_given(cache_tokens: int, count: int) -> Non
 
 def test_a_device_without_room_is_told_in_numbers() -> None:
     with pytest.raises(CapacityError) as caught:
-        blocks_for({None: 1000, 8: 500}, free_bytes=40_000)
+        blocks_for({None: 1000, 8: 500}, free_bytes=71_000)
     assert str(caught.value) == (
-        "cpu has 40.0 kB for cache memory, and one block of 16 tokens takes 24.0 kB; free some "
-        "memory, or use a smaller target."
+        "cpu has 71.0 kB for cache memory, which takes three blocks of 16 tokens at least, and one "
+        "takes 24.0 kB; free some memory, or use a smaller target."
     )
-    assert blocks_for({None: 1000, 8: 500}, free_bytes=48_000) == {None: 2, 8: 2}
+    assert blocks_for({None: 1000, 8: 500}, free_bytes=72_000) == {None: 2, 8: 2}
 
 
 def test_one_block_that_holds_a_whole_request_is_enough() -> None:
