@@ -32,8 +32,9 @@ fix: setup ## let ruff repair and format what it can
 slow: setup ## tests with big downloads or long computations
 	@$(BIN)/python -m pytest -m slow
 
-gpu: setup ## tests that need a CUDA device
+gpu: setup ## tests and measurements that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
+	@tools/gpu_benchmarks.sh
 
 engines: setup ## exported heads in vLLM, llama.cpp and OpenVINO, on the CPU
 	@tools/engine_environments.sh
