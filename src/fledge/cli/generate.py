@@ -72,9 +72,9 @@ def generate(
 
     One JSON document comes with --json: text, token_ids, prompt_token_ids, num_tokens,
     tokens_per_s, accept_length, cycles, offered_at_depth, accepted_at_depth, time_to_first_token_s,
-    time_per_token_s, num_prompt_reused, finish_reason, logprobs, target, target_dir, head. With
-    several prompts it is {"completions": [...], target, target_dir, head}, one entry for each.
-    With --engine another engine answers; its counts and speed are of all prompts together.
+    time_per_token_s, num_prompt_reused, finish_reason, logprobs, target, target_dir, head; with
+    several prompts {"completions": [...], target, target_dir, head}. With --engine another engine
+    answers; its counts and speed are of all prompts together.
     """
     if logprobs is not None and not json:
         raise ConfigError("--logprobs are shown in JSON only; add --json.")
@@ -97,33 +97,35 @@ def generate(
     tree = TreeSettings() if found is None else found.tree
     texts = read_prompts(prompt, raw=raw)
     check_engine(engine, engine_python)
-    if engine != "fledge":
-        generate_outside(
-            OutsideAnswers(
-                engine=engine,
-                python=engine_python,
-                target=target,
-                head=options.head_directory(head),
-                dtype=dtype,
-                device=device,
-                tuned=found,
-                params=params,
-                texts=texts,
-                is_raw=raw,
-                is_json=json,
-            )
-        )
+    choice = Choice(
+        target=target,
+        head=options.head_directory(head),
+        dtype=dtype,
+        device=device,
+        settings=EngineSettings(tree=tree, accept=accept, controller=controller),
+    )
+    if engine == "fledge":
+        _answer_here(load(choice), texts, params, raw=raw, is_json=json)
         return
-    loaded = load(
-        Choice(
-            target=target,
-            head=options.head_directory(head),
-            dtype=dtype,
-            device=device,
-            settings=EngineSettings(tree=tree, accept=accept, controller=controller),
+    generate_outside(
+        OutsideAnswers(
+            engine=engine,
+            python=engine_python,
+            choice=choice,
+            tuned=found,
+            params=params,
+            texts=texts,
+            is_raw=raw,
+            is_json=json,
         )
     )
-    if json:
+
+
+def _answer_here(
+    loaded: Loaded, texts: list[str], params: SamplingParams, *, raw: bool, is_json: bool
+) -> None:
+    """Answer with our own engine."""
+    if is_json:
         prompts = as_prompts(loaded.engine, texts, raw=raw)
         print_json(_document(loaded, loaded.engine.generate(prompts, params)))
     else:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fledge.cli.loading import Choice
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json, say, shorten, write_text
 from fledge.contracts.errors import ConfigError
@@ -24,10 +25,7 @@ class OutsideAnswers:
 
     engine: OutsideEngine
     python: Path | None
-    target: str
-    head: Path | None
-    dtype: str
-    device: str
+    choice: Choice
     tuned: TunedSettings | None
     params: SamplingParams
     texts: list[str]
@@ -79,7 +77,7 @@ def _prepare(asked: OutsideAnswers) -> "tuple[EngineRun, TargetTokenizer]":
     from fledge.models.placement import pick_device, pick_dtype
     from fledge.models.target_facts import read_facts
 
-    pair = prepare_pair(asked.engine, asked.target, asked.head)
+    pair = prepare_pair(asked.engine, asked.choice.target, asked.choice.head)
     facts = read_facts(pair.directory)
     encode = facts.tokenizer.encode if asked.is_raw else facts.tokenizer.encode_prompt
     prompts = tuple(tuple(encode(text)) for text in asked.texts)
@@ -89,7 +87,7 @@ def _prepare(asked: OutsideAnswers) -> "tuple[EngineRun, TargetTokenizer]":
             f"a prompt has {longest} tokens and the target's context holds {pair.context_len}, "
             "the answer included; shorten the prompt."
         )
-    dtype = pick_dtype(asked.dtype, pick_device(asked.device))
+    dtype = pick_dtype(asked.choice.dtype, pick_device(asked.choice.device))
     run = EngineRun(
         target=pair.target,
         head=pair.head,
@@ -142,9 +140,9 @@ def _document(
         "accepted_at_depth": list(acceptance.accepted_at_position),
         "engine": engine.name,
         "engine_version": engine.version,
-        "target": asked.target,
+        "target": asked.choice.target,
         "target_dir": str(run.target),
-        "head": str(asked.head) if asked.head is not None else None,
+        "head": str(asked.choice.head) if asked.choice.head is not None else None,
     }
     return (records[0] if len(records) == 1 else {"completions": records}) | together
 

@@ -19,6 +19,7 @@ from fledge.cli.outside_serve import OutsideServer, serve_outside
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import load_recipe
+from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.settings import EngineSettings, TreeSettings
 
 _SERVER = "Server"
@@ -177,6 +178,26 @@ def serve(
             )
         )
         return
+    _serve_here(
+        target or chosen.target,
+        options.head_directory(head),
+        settings,
+        dtype=dtype,
+        device=device,
+        engine_settings=engine_settings,
+    )
+
+
+def _serve_here(
+    target: str,
+    head: Path | None,
+    settings: ServeSettings,
+    *,
+    dtype: str,
+    device: str,
+    engine_settings: EngineSettings,
+) -> None:
+    """Serve with our own engine."""
     try:
         from fledge.server.logs import json_logs
         from fledge.server.serving import serve as run_server
@@ -189,14 +210,10 @@ def serve(
             "pip install 'fledge[serve]'."
         ) from error
     choice = EngineChoice(
-        target=target or chosen.target,
-        head=options.head_directory(head),
-        dtype=dtype,
-        device=device,
-        settings=engine_settings,
+        target=target, head=head, dtype=dtype, device=device, settings=engine_settings
     )
     with json_logs():
-        run_server(choice, settings, lambda url: say(f"{choice.target} is served at {url}/v1"))
+        run_server(choice, settings, lambda url: say(f"{target} is served at {url}/v1"))
 
 
 def _filled(given: dict[str, Any]) -> dict[str, Any]:
