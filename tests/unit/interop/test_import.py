@@ -97,8 +97,12 @@ LAYOUTS: list[tuple[Callable[[Files], None], str, tuple[int, ...] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "layout", "taps"), LAYOUTS, ids=str)
-@pytest.mark.parametrize("storing", [Files.write, store_pickled, store_sharded], ids=str)
+@pytest.mark.parametrize(
+    ("change", "layout", "taps"), LAYOUTS, ids=["safeailab", "specforge", "model-optimizer"]
+)
+@pytest.mark.parametrize(
+    "storing", [Files.write, store_pickled, store_sharded], ids=["plain", "pickled", "sharded"]
+)
 def test_every_layout_becomes_ours(
     tmp_path: Path,
     target: Path,
