@@ -73,7 +73,7 @@ def generate(
     One JSON document comes with --json: text, token_ids, prompt_token_ids, num_tokens,
     tokens_per_s, accept_length, cycles, offered_at_depth, accepted_at_depth, time_to_first_token_s,
     time_per_token_s, num_prompt_reused, finish_reason, logprobs, target, target_dir, head; with
-    several prompts {"completions": [...], target, ...}. Another --engine counts all of them together.
+    several prompts {"completions": [...], target, ...}. Another --engine counts all together.
     """
     if logprobs is not None and not json:
         raise ConfigError("--logprobs are shown in JSON only; add --json.")
