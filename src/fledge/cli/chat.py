@@ -8,6 +8,12 @@ import typer
 
 from fledge.cli import options
 from fledge.cli.conversation import Conversation
+from fledge.cli.engine_options import (
+    TunedOption,
+    check_tuned,
+    tuned_controller,
+    tuned_settings,
+)
 from fledge.cli.loading import Choice, Loaded, load
 from fledge.cli.render import count, figures, say
 from fledge.contracts.errors import FledgeError, RequestError
@@ -52,6 +58,7 @@ def chat(
     budget: options.BudgetOption = options.TREE.budget,
     accept: options.AcceptOption = options.ENGINE.accept,
     controller: options.ControllerOption = options.ENGINE.controller,
+    tuned: TunedOption = None,
 ) -> None:
     """Talk with the target, turn by turn.
 
@@ -72,14 +79,21 @@ def chat(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    tree = TreeSettings(depth=depth, width=width, budget=budget)
+    found = check_tuned(
+        tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget)),
+        target=target,
+        head=options.head_directory(head),
+    )
+    tree = TreeSettings() if found is None else found.tree
     loaded = load(
         Choice(
             target=target,
             head=options.head_directory(head),
             dtype=dtype,
             device=device,
-            settings=EngineSettings(tree=tree, accept=accept, controller=controller),
+            settings=EngineSettings(
+                tree=tree, accept=accept, controller=tuned_controller(found, controller)
+            ),
         )
     )
     tokenizer = loaded.engine.target.tokenizer

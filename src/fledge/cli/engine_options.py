@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from fledge.cli.options import DRAFTING
-from fledge.contracts.errors import ConfigError
+from fledge.cli.progress import terminal_progress
+from fledge.contracts.errors import ConfigError, MismatchError
 from fledge.contracts.outside_engines import ServingEngine
-from fledge.contracts.settings import TreeSettings
+from fledge.contracts.settings import ControllerName, EngineSettings, TreeSettings
 from fledge.contracts.tuned_settings import TunedSettings, read_tuned
 
 _PANEL = "Engine"
@@ -46,7 +47,7 @@ TunedOption = Annotated[
     typer.Option(
         "--tuned",
         metavar="DIR",
-        help="Draft as tuning found best: a directory with tune.json.",
+        help="Draft as `fledge tune` found best: its directory.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -59,6 +60,49 @@ def tuned_settings(directory: Path | None, tree: TreeSettings) -> TunedSettings 
     if tree != TreeSettings():
         raise ConfigError("--tuned says how to draft; leave out --depth, --width and --budget.")
     return read_tuned(directory.expanduser())
+
+
+def tuned_controller(tuned: TunedSettings | None, typed: ControllerName) -> ControllerName:
+    """The tuning's, unless another than the usual one was typed."""
+    if tuned is None or tuned.controller is None or typed != EngineSettings().controller:
+        return typed
+    return tuned.controller
+
+
+def check_tuned(
+    tuned: TunedSettings | None, *, target: str | None, head: Path | None
+) -> TunedSettings | None:
+    """Refuse what was tuned for another head, or for another target where one is named."""
+    if tuned is None or tuned.made_for is None:
+        return tuned
+    made_for = tuned.made_for
+    if head is None:
+        raise ConfigError(
+            f"--tuned says how to draft with the head {made_for.head}, and there is no head; add "
+            "--head, or leave out --tuned."
+        )
+    # Importing torch takes seconds, and only tuned settings need these.
+    from fledge.lab.candidates import Candidate, fingerprints, is_head
+    from fledge.models.resolve import resolve_target
+    from fledge.models.weights_identity import weights_identity
+
+    progress = terminal_progress()
+    # A head that is not there, or no head, is for whoever loads it to complain about.
+    if is_head(head):
+        found = fingerprints([Candidate(name=str(head), directory=head)], progress)
+        if found[str(head)] != made_for.fingerprint:
+            raise MismatchError(
+                f"the settings were tuned for the head {made_for.head}, and {head} holds another "
+                "one; run `fledge tune` for it, or leave out --tuned."
+            )
+    if target is not None:
+        directory = resolve_target(target, progress=progress).directory
+        if weights_identity(directory) != made_for.weights:
+            raise MismatchError(
+                f"the settings were tuned for the target {made_for.target}, and {target} has other "
+                "weights; run `fledge tune` for it, or leave out --tuned."
+            )
+    return tuned
 
 
 def check_engine(

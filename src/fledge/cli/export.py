@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fledge.cli import options
+from fledge.cli.engine_options import check_tuned
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import print_json, say
 from fledge.contracts.dialects import DIALECTS, Dialect
@@ -116,7 +117,7 @@ def export(
         out,
         _dialect(to),
         target=target,
-        tuned=_settings(tuned, depth, width, budget),
+        tuned=check_tuned(_settings(tuned, depth, width, budget), target=None, head=head),
         verify=verify,
         progress=terminal_progress(),
     )

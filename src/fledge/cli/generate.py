@@ -12,6 +12,8 @@ from fledge.cli.engine_options import (
     EnginePythonOption,
     TunedOption,
     check_engine,
+    check_tuned,
+    tuned_controller,
     tuned_settings,
 )
 from fledge.cli.loading import Choice, Loaded, load
@@ -92,7 +94,11 @@ def generate(
         stop=tuple(stop or ()),
         logprobs=logprobs,
     )
-    found = tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget))
+    found = check_tuned(
+        tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget)),
+        target=target,
+        head=options.head_directory(head),
+    )
     tree = TreeSettings() if found is None else found.tree
     texts = read_prompts(prompt, raw=raw)
     check_engine(engine, engine_python)
@@ -101,7 +107,9 @@ def generate(
         head=options.head_directory(head),
         dtype=dtype,
         device=device,
-        settings=EngineSettings(tree=tree, accept=accept, controller=controller),
+        settings=EngineSettings(
+            tree=tree, accept=accept, controller=tuned_controller(found, controller)
+        ),
     )
     if engine == "fledge":
         _answer_here(load(choice), texts, params, raw=raw, is_json=json)

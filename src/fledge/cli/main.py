@@ -31,6 +31,7 @@ VERBS = (
     "train",
     "sweep",
     "select",
+    "tune",
     "bench",
     "report",
     "export",

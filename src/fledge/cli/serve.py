@@ -13,6 +13,8 @@ from fledge.cli.engine_options import (
     PrintCommandOption,
     TunedOption,
     check_engine,
+    check_tuned,
+    tuned_controller,
     tuned_settings,
 )
 from fledge.cli.outside_serve import OutsideServer, serve_outside
@@ -153,11 +155,15 @@ def serve(
     if batch_dir is not None:
         batches = replace(settings.batches, directory=str(batch_dir.expanduser()))
         settings = replace(settings, batches=batches)
-    found = tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget))
+    found = check_tuned(
+        tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget)),
+        target=target or chosen.target,
+        head=options.head_directory(head),
+    )
     engine_settings = EngineSettings(
         tree=TreeSettings() if found is None else found.tree,
         accept=accept,
-        controller=controller,
+        controller=tuned_controller(found, controller),
         max_requests=max_requests,
         cache_tokens=cache_tokens,
     )

@@ -17,6 +17,7 @@ from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.sweep_settings import SweepSettings
 from fledge.contracts.toml_settings import override, read_settings, read_toml
 from fledge.contracts.train_settings import TrainSettings
+from fledge.contracts.tune_settings import TuneSettings
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -32,6 +33,7 @@ class Recipe:
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     select: SelectSettings = field(default_factory=SelectSettings)
+    tune: TuneSettings = field(default_factory=TuneSettings)
     bench: BenchSettings = field(default_factory=BenchSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     sweep: SweepSettings | None = None

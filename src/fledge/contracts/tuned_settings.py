@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from fledge.contracts.errors import ArtifactError, ConfigError
-from fledge.contracts.settings import TreeSettings
+from fledge.contracts.settings import CONTROLLERS, ControllerName, TreeSettings
 
 TUNING_NAME = "tune.json"
 """What a tuning measured: `rows` of depth, width, budget and speedup, and the `best` of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedFor:
+    """What was tuned, by names for people and by what tells it from others."""
+
+    target: str
+    head: str
+    weights: str
+    """Identity of the target's weights."""
+
+    fingerprint: str
+    """Of the head's files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +34,17 @@ class TunedSettings:
     chain_depth: int | None = None
     """Best length of a chain, for engines without trees; None takes the depth of the tree."""
 
+    controller: ControllerName | None = None
+    """Who decided how much of the tree was drafted, where the tuning says so."""
+
+    made_for: TunedFor | None = None
+    """None for files that were written by hand."""
+
     def __post_init__(self) -> None:
+        if self.controller is not None and self.controller not in CONTROLLERS:
+            raise ConfigError(
+                f"controller is {self.controller!r}; it must be one of {CONTROLLERS}."
+            )
         if self.chain_depth is not None and not 1 <= self.chain_depth <= 64:
             raise ConfigError(
                 f"chain_depth is {self.chain_depth}; it must be between 1 and 64 drafted tokens."
@@ -40,9 +63,13 @@ def read_tuned(path: Path) -> TunedSettings:
         document = json.loads(file.read_text(encoding="utf-8"))
         rows = [row for row in document["rows"] if row["speedup"] is not None]
         best = document.get("best") or max(rows, key=_speed_up)
-        chains = [row for row in rows if row["width"] == 1]
+        # The chain of the final is known better than others, which may look faster by chance.
+        chain = document.get("chain")
+        chains = [chain] if chain else [row for row in rows if row["width"] == 1]
         tree = TreeSettings(**{name: best[name] for name in ("depth", "width", "budget")})
-        chain = max(chains, key=_speed_up)["depth"] if chains else None
+        chain_depth = max(chains, key=_speed_up)["depth"] if chains else None
+        made_for = _made_for(document)
+        controller = best.get("controller")
     except OSError as error:
         raise ArtifactError(f"there are no tuned settings at {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -50,7 +77,21 @@ def read_tuned(path: Path) -> TunedSettings:
             f"{file} does not hold what a tuning measured ({type(error).__name__}: {error}); "
             "give the directory that it wrote."
         ) from error
-    return TunedSettings(tree=tree, chain_depth=chain)
+    return TunedSettings(
+        tree=tree, chain_depth=chain_depth, controller=controller, made_for=made_for
+    )
+
+
+def _made_for(document: Mapping[str, Any]) -> TunedFor | None:
+    found = document.get("made_for")
+    if found is None:
+        return None
+    return TunedFor(
+        target=document["target"],
+        head=document["head"],
+        weights=found["weights"],
+        fingerprint=found["head"],
+    )
 
 
 def _speed_up(row: Mapping[str, Any]) -> float:

@@ -40,15 +40,19 @@ def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
     return list(found.values())
 
 
+def is_head(path: Path) -> bool:
+    return (path / _CONFIG).is_file()
+
+
 def _heads_below(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ArtifactError(f"there is no directory {path}; give a head or a training run.")
     # A finished run is a head too, a copy of its best checkpoint: it would be measured twice.
     for pattern in ("checkpoints/step-*", "trials/*/run"):
-        below = [one for one in sorted(path.glob(pattern)) if (one / _CONFIG).is_file()]
+        below = [one for one in sorted(path.glob(pattern)) if is_head(one)]
         if below:
             return below
-    if (path / _CONFIG).is_file():
+    if is_head(path):
         return [path]
     raise ArtifactError(
         f"{path} holds neither a head ({_CONFIG} and weights) nor the checkpoints of a training "

@@ -96,7 +96,26 @@ def prepare_job(
     progress: Progress,
 ) -> SelectJob:
     """Find everything that is named; what is wrong is said before the target is loaded."""
-    candidates = tuple(find_candidates(heads))
+    return prepare_candidates(
+        find_candidates(heads),
+        target,
+        settings,
+        device=device,
+        needs_weights=needs_weights,
+        progress=progress,
+    )
+
+
+def prepare_candidates(
+    candidates: Sequence[Candidate],
+    target: str,
+    settings: SelectSettings,
+    *,
+    device: str,
+    needs_weights: bool,
+    progress: Progress,
+) -> SelectJob:
+    """The same for heads that were found already."""
     suites = _load_suites(settings, progress)
     resolved = resolve_target(target, progress=progress, needs_weights=needs_weights)
     place = pick_device(device)
@@ -107,7 +126,7 @@ def prepare_job(
         device=place,
         dtype=pick_dtype(settings.dtype, place),
         suites=suites,
-        candidates=candidates,
+        candidates=tuple(candidates),
         fingerprints=fingerprints(candidates, progress),
     )
 

@@ -53,14 +53,14 @@ def select(
     shown = progress or SilentProgress()
     with (
         translated_disk_errors(out, place="output"),
-        open_stage(out, job.plan(settings), has_results=_has_results) as stage,
+        open_stage(out, job.plan(settings), has_results=has_journal) as stage,
     ):
         if not stage.is_finished:
             _measure(stage, job, settings, shown, clock)
     return stage.manifest
 
 
-def _has_results(out: Path) -> bool:
+def has_journal(out: Path) -> bool:
     journal = out / JOURNAL_NAME
     return journal.exists() and journal.stat().st_size > 0
 
@@ -75,7 +75,7 @@ def _measure(
     target = job.load_target(progress)
     heads, failed = _load_heads(job, target, progress)
     with Journal(stage.path / JOURNAL_NAME) as journal:
-        questions, num_left_out = _ask_first(journal, target, job, settings, progress)
+        questions, num_left_out = ask_first(journal, target, job, settings, progress)
         run = Selection(
             job=job,
             settings=settings,
@@ -86,7 +86,7 @@ def _measure(
             questions=questions,
             num_left_out=num_left_out,
             found=Found(
-                records=_read_visits(journal.path),
+                records=read_visits(journal.path),
                 heads=dict(job.fingerprints),
                 left=list(heads),
                 failed=failed,
@@ -128,7 +128,7 @@ def _load_heads(
     return heads, failed
 
 
-def _ask_first(
+def ask_first(
     journal: Journal,
     target: Target,
     job: SelectJob,
@@ -171,7 +171,7 @@ def _read_own_answers(path: Path) -> dict[str, Any]:
     return {entry.payload["name"]: entry.payload["answers"] for entry in entries}
 
 
-def _read_visits(path: Path) -> list[VisitRecord]:
+def read_visits(path: Path) -> list[VisitRecord]:
     return [
         VisitRecord.from_json(entry.row, entry.payload)
         for entry in read_entries(path)
