@@ -132,17 +132,11 @@ def _own_arms(
     """Our server or engine with and without the head, with room for every user."""
     with progress.task("starting", unit=""):
         # Importing torch takes seconds, so it happens while the bar is already there.
-        from fledge.lab.bench_arms import EngineChoice, server_arms
+        from fledge.lab.bench_arms import EngineChoice, server_arms, with_room
         from fledge.lab.bench_engine_arms import check_head, device_name, engine_arms
 
         check_head(chosen["head"])
-    most_users = max((engine.max_requests, *settings.concurrency))
-    roomy = replace(
-        engine,
-        max_requests=most_users,
-        max_pass_tokens=max(engine.max_pass_tokens, most_users),
-    )
-    choice = EngineChoice(engine=roomy, **chosen)
+    choice = EngineChoice(engine=with_room(engine, settings), **chosen)
     make_arms = engine_arms if is_offline else server_arms
     return make_arms(choice, settings), device_name(choice.device)
 

@@ -24,6 +24,7 @@ VERBS = (
     "demo",
     "generate",
     "chat",
+    "run",
     "prepare",
     "regenerate",
     "tokenize",

@@ -12,6 +12,7 @@ from fledge.contracts.data_settings import (
     RegenerateSettings,
     TokenizeSettings,
 )
+from fledge.contracts.run_settings import RunSettings
 from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.sweep_settings import SweepSettings
@@ -37,6 +38,7 @@ class Recipe:
     bench: BenchSettings = field(default_factory=BenchSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     sweep: SweepSettings | None = None
+    run: RunSettings = field(default_factory=RunSettings)
 
 
 def load_recipe(path: Path | None, assignments: Sequence[str] = ()) -> Recipe:

@@ -5,7 +5,7 @@ where changing is free, and in the order B A, A B, B A ... of whole sweeps where
 started first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -50,11 +50,18 @@ class Job(NamedTuple):
 
 
 def bench(
-    arms: Sequence[Arm], settings: BenchSettings, out: Path, *, device: str, progress: Progress
+    arms: Sequence[Arm],
+    settings: BenchSettings,
+    out: Path,
+    *,
+    device: str,
+    progress: Progress,
+    parents: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Measure everything that is not measured yet; returns what `bench.json` holds.
 
-    `device` is what the measured runs on, as far as it is known.
+    `device` is what the measured runs on, as far as it is known; `parents` are fingerprints of what
+    is measured, where the caller knows them: a directory with other ones is refused.
     """
     names = [arm.name for arm in arms]
     if len(set(names)) < len(names):
@@ -63,6 +70,7 @@ def bench(
     plan = Plan(
         kind=BENCH,
         settings=to_plain(settings),
+        parents=dict(parents or {}),
         identity={
             "arms": [{"name": arm.name, **arm.identity} for arm in arms],
             "prompts": prompts.fingerprint,

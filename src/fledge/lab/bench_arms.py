@@ -155,6 +155,16 @@ def server_arms(choice: EngineChoice, settings: BenchSettings) -> list[Arm]:
     ]
 
 
+def with_room(engine: EngineSettings, settings: BenchSettings) -> EngineSettings:
+    """The same engine with a place for every user of the closed loop."""
+    most_users = max((engine.max_requests, *settings.concurrency))
+    return replace(
+        engine,
+        max_requests=most_users,
+        max_pass_tokens=max(engine.max_pass_tokens, most_users),
+    )
+
+
 def with_and_without(choice: EngineChoice) -> dict[str, EngineChoice]:
     """What is compared: plain decoding first, then the head if there is one."""
     plain = {PLAIN: replace(choice, head=None)}

@@ -22,7 +22,7 @@ SCHEMA = 1
 CONVERSATIONS, ANSWERS, CORPUS = "conversations", "answers", "corpus"
 FEATURES, HEAD, SWEEP = "features", "head", "sweep"
 BENCH, TUNING = "bench", "tuning"
-SCORECARD = "scorecard"
+SCORECARD, EXPORTS = "scorecard", "exports"
 """What directories hold."""
 
 _MADE_BY = {
@@ -35,6 +35,7 @@ _MADE_BY = {
     SCORECARD: "select",
     BENCH: "bench",
     TUNING: "tune",
+    EXPORTS: "run",
 }
 
 
