@@ -146,7 +146,7 @@ def test_requests_come_go_and_are_taken_away(forced: tuple[Target, Eagle3Head]) 
 
 
 def test_what_cannot_run_ahead_runs_beside(forced: tuple[Target, Eagle3Head]) -> None:
-    """Penalties and logprobs need the host; such a batch takes the ordinary way."""
+    """Penalties and logprobs need the host: such requests have passes of their own meanwhile."""
     target, head = forced
     asked = [[CIRCLE[start]] * 4 for start in range(4)]
     params = [
@@ -160,6 +160,7 @@ def test_what_cannot_run_ahead_runs_beside(forced: tuple[Target, Eagle3Head]) ->
     assert token_ids(answers) == token_ids(plain)
     assert answers[2].logprobs is not None
     assert len(answers[2].logprobs) == 9
+    assert answers[3].stats.accept_length > 2, "drafted for, whatever the others ask for"
 
 
 def test_the_end_of_the_context(forced: tuple[Target, Eagle3Head]) -> None:

@@ -19,6 +19,9 @@ from fledge.engine.verifier import Verifier
 _CYCLES_PER_REFRESH = 32
 """Cycles between two looks at what the calibration has counted."""
 
+_SHARE_AHEAD = 2.0
+"""Time of cycles that run ahead over that of passes beside them."""
+
 
 class Cycle:
     """The parts of an engine in the order they work."""
@@ -40,6 +43,9 @@ class Cycle:
         self._plan = PLAIN
         self._is_waiting = False
         """Whether the plan is one that cycles in flight have to end for."""
+
+        self._beside_due = 0.0
+        """When requests beside a batch that runs ahead have their next turn."""
 
         self._collected = 0.0
         """When the last cycle that ran ahead was read, or the first one begun."""
@@ -69,8 +75,7 @@ class Cycle:
             self._verifier.forget_sampling()
         planned = time.perf_counter()
         draft_plan = self._fit(self._plan, plan)
-        if not plan.num_read_tokens and self._steady.accepts([*plan.drafting, *plan.plain]):
-            self._begin_ahead(plan, draft_plan, load)
+        if not plan.num_read_tokens and self._begins_ahead(plan, draft_plan, load):
             return
         trees = None if draft_plan.is_plain else self._drafter.draft(plan.drafting, draft_plan)
         if trees is not None:
@@ -114,29 +119,70 @@ class Cycle:
         elif load.num_requests:
             self._plan = PLAIN
 
-    def _begin_ahead(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> None:
-        """Start the first of several cycles; what it says is read when the second runs."""
+    def _begins_ahead(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> bool:
+        """Start the first of several cycles; what it says is read when the second runs.
+
+        Requests that need the host have passes of their own meanwhile.
+        """
+        drafting = [seq for seq in plan.drafting if self._steady.can_run(seq)]
+        plain = [seq for seq in plan.plain if self._steady.can_run(seq)]
+        if not self._steady.accepts([*drafting, *plain]):
+            return False
         if draft_plan.is_plain:
-            plan.plain, plan.drafting = [*plan.drafting, *plan.plain], []
+            plain, drafting = [*drafting, *plain], []
         is_subset = self._plan.num_drafted is not None
-        self._steady.begin(plan.drafting, plan.plain, is_subset=is_subset)
+        self._steady.begin(drafting, plain, is_subset=is_subset)
         self._collected = time.perf_counter()
-        self._steady.start(self._steady.plan_for(draft_plan, plan.num_decoding), load)
+        self._steady.start(self._steady.plan_for(draft_plan, len(drafting) + len(plain)), load)
+        return True
 
     def _run_ahead(self) -> None:
         """Start the next cycle of the same requests, then read the one before it."""
-        num_requests = self._steady.num_requests
-        if num_requests == len(self._scheduler.running) and not self._scheduler.could_admit:
+        beside = [seq for seq in self._scheduler.running if not self._steady.holds(seq)]
+        if not self._scheduler.could_admit and self._can_be_beside(beside):
             load = self._load()
             self._choose(load)
-            ahead = self._steady.plan_for(self._plan, num_requests)
+            ahead = self._steady.plan_for(self._plan, self._steady.num_requests)
             if self._steady.goes_on(ahead):
                 self._steady.start(ahead, load)
+                self._serve_beside(beside)
                 self._finish_ahead()
                 return
             self._is_waiting = True
         while self._steady.is_running:
             self._finish_ahead()
+
+    def _can_be_beside(self, sequences: Many[Sequence]) -> bool:
+        """Whether all of these decode, need the host for it, and have room for one more token."""
+        return all(
+            seq.is_decoding and not self._steady.can_run(seq) and self._cache.reserve(seq, seq.len)
+            for seq in sequences
+        )
+
+    def _serve_beside(self, sequences: Many[Sequence]) -> None:
+        """Requests that need the host take a plain pass of their own, a third of the time at most.
+
+        Those that run ahead go on with two thirds of their speed, however slow the others are.
+        """
+        started = time.perf_counter()
+        if not sequences or started < self._beside_due:
+            return
+        result = self._verifier.run(StepPlan(plain=list(sequences)), None)
+        self._settle(sequences, [])
+        ended = time.perf_counter()
+        self._beside_due = ended + _SHARE_AHEAD * (ended - started)
+        self._report(
+            CycleReport(
+                plan=PLAIN,
+                load=Load(num_requests=len(sequences)),
+                target_s=ended - started,
+                draft_s=0.0,
+                other_s=0.0,
+                emitted=result.num_emitted,
+                # Cycles that run ahead take another time.
+                is_cold=True,
+            )
+        )
 
     def _finish_ahead(self) -> None:
         """Read the oldest cycle that was started."""

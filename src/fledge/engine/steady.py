@@ -124,11 +124,16 @@ class Steady:
 
     def accepts(self, sequences: Many[Sequence]) -> bool:
         """Whether cycles of these requests can run ahead of the host, and have room to."""
-        if not self._is_on or not all(map(self._can_run, sequences)):
-            return False
-        return self._reserve(sequences)
+        return bool(sequences) and all(map(self.can_run, sequences)) and self._reserve(sequences)
 
-    def _can_run(self, seq: Sequence) -> bool:
+    def holds(self, seq: Sequence) -> bool:
+        """Whether it has a place in the batch."""
+        return any(one is seq for one in self._sequences)
+
+    def can_run(self, seq: Sequence) -> bool:
+        """Whether nothing that it asks for needs the host in the middle of a cycle."""
+        if not self._is_on:
+            return False
         asks_nothing = seq.request.params.logprobs is None
         is_free = seq.grammar is None and not seq.rules.is_any and asks_nothing
         return is_free and self._has_positions(seq)
