@@ -86,7 +86,9 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may ask the device for other things meanwhile: another engine, a training.
+        captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with torch.cuda.device(self._device), captured:
             result = work()
         self._num_captured += 1
         return _Captured(graph, result, self._num_captured)
