@@ -50,6 +50,10 @@ def tune_rows(source: Source) -> list[Row]:
 
 
 def best_row(source: Source) -> Row | None:
+    """What the tuning calls best: another may look faster that was measured less."""
+    best = source.document.get("best")
+    if best is not None and best.get("speedup") is not None:
+        return dict(best)
     rows = [row for row in tune_rows(source) if row["speedup"] is not None]
     return max(rows, key=lambda row: row["speedup"], default=None)
 

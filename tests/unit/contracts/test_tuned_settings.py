@@ -8,7 +8,7 @@ import pytest
 
 from fledge.contracts.errors import ArtifactError, ConfigError
 from fledge.contracts.settings import TreeSettings
-from fledge.contracts.tuned_settings import TunedSettings, read_tuned
+from fledge.contracts.tuned_settings import TunedFor, TunedSettings, read_tuned
 
 
 def row(depth: int, width: int, budget: int, speedup: float | None) -> dict[str, Any]:
@@ -26,6 +26,22 @@ def test_the_fastest_tree_and_the_fastest_chain(tmp_path: Path) -> None:
     (tmp_path / "tune.json").write_text(json.dumps({"rows": ROWS[:1], "best": ROWS[1]}))
     tuned = read_tuned(tmp_path)
     assert (tuned.tree.depth, tuned.chain_depth, tuned.chain) == (4, None, 4)
+
+
+def test_what_a_tuning_says_beside_the_tree(tmp_path: Path) -> None:
+    best = {**ROWS[0], "controller": "adaptive"}
+    document = {
+        "target": "t", "head": "h", "rows": ROWS, "best": best, "chain": ROWS[2],
+        "made_for": {"weights": "w", "head": "f"},
+    }  # fmt: skip
+    (tmp_path / "tune.json").write_text(json.dumps(document))
+    tuned = read_tuned(tmp_path)
+    assert (tuned.controller, tuned.chain) == ("adaptive", 7)
+    assert tuned.made_for == TunedFor(target="t", head="h", weights="w", fingerprint="f")
+    document["best"] = {**best, "controller": "clever"}
+    (tmp_path / "tune.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="controller is 'clever'; it must be one of"):
+        read_tuned(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{nope", "[]", "{}", '{"rows": []}', '{"rows": [{"depth": 3}]}'])

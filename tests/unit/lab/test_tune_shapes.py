@@ -1,6 +1,7 @@
 """Which shapes a tuning tries, and how often."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,6 @@ def test_visits_at_several_loads() -> None:
         ({"max_tokens": 1}, "max_tokens is 1"),
     ],
 )
-def test_settings_that_are_refused(given: dict[str, object], message: str) -> None:
+def test_settings_that_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TuneSettings(**given)  # type: ignore[arg-type]
+        TuneSettings(**given)
