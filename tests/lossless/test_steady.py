@@ -33,8 +33,10 @@ def ahead(shape: str = "tree", **changes: object) -> EngineSettings:
     return EngineSettings(tree=tree, graphs="on", **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid", "olmo3-hybrid"])
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize(
+    ("architecture", "shape"),
+    [("llama", "chain"), ("gemma3-hybrid", "tree"), ("olmo3-hybrid", "large")],
+)
 def test_greedy(architecture: str, shape: str) -> None:
     _, target = pair(architecture)
     asked = prompts()
