@@ -1,6 +1,7 @@
 """`fledge run` as a user runs it: the whole road, killed on the way; what is refused."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fledge.contracts.run_settings import STAGES
+from fledge.store.local_place import LocalPlace
 from fledge.testing_language import ask
 from tests.e2e.conftest import RunProgram
 
@@ -116,16 +118,21 @@ def whole_road(tmp_path: Path, target: Path) -> list[str]:
         "capture.layers": "[1, 2, 3]",
         "train.batch_tokens": "256",
         "train.micro_tokens": "256",
-        "train.max_steps": "12",
+        "train.max_steps": "8",
         "train.held_out.every": "4",
         "train.held_out.decode_prompts": "1",
+        "train.held_out.decode_tokens": "8",
+        "select.max_tokens": "16",
         "select.suites": f'["{suite}"]',
         "tune.suites": f'["{suite}"]',
+        "tune.max_tokens": "16",
         "tune.depths": "[2]",
         "tune.budgets": "[4]",
+        "tune.controllers": '["fixed"]',
         "bench.prompts": str(suite),
         "bench.concurrency": "[1]",
         "bench.requests": "2",
+        "bench.max_tokens": "8",
         "run.exports": '["vllm", "sglang"]',
     }
     words = ["run", str(RECIPE), "--out", str(tmp_path / "out"), "--target", str(target)]
@@ -141,6 +148,7 @@ def kill_when(process: subprocess.Popen[bytes], out: Path, pattern: str) -> None
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.timeout(900)
 def test_the_whole_road_killed_on_the_way(
     run: RunProgram, program: list[str], language_target: Path, tmp_path: Path
 ) -> None:
@@ -169,6 +177,7 @@ def test_the_whole_road_killed_on_the_way(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_training_by_two_processes(run: RunProgram, language_target: Path, tmp_path: Path) -> None:
     words = whole_road(tmp_path, language_target)
     words += ["--set", "run.processes=2", "--set", "train.micro_tokens=128"]
@@ -176,5 +185,9 @@ def test_training_by_two_processes(run: RunProgram, language_target: Path, tmp_p
     made = run(*words, "--json")
     assert made.exit_code == 0, made.stderr
     assert json.loads(made.stdout)["head"] == str(tmp_path / "out" / "train")
-    failed = run(*words, "--set", "train.batch_tokens=384", "--redo", "train")
+    again = [*words, "--set", "train.seed=1"]
+    assert "holds finished work with settings.seed = 0" in run(*again).error
+    shutil.rmtree(tmp_path / "out" / "train")
+    with LocalPlace(tmp_path / "out" / "train").locked():
+        failed = run(*again)
     assert "training in 2 processes ended with exit code" in failed.error

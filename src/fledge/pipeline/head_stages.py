@@ -50,12 +50,13 @@ def source_of_training(road: Road) -> tuple[StageName, ...]:
 
 def make_head(road: Road) -> Manifest:
     out, settings = road.place("train"), road.recipe.train
-    if road.recipe.run.processes > 1 and not road.is_finished("train"):
-        _train_in_processes(road)
+    # First, so that what does not fit is said once and not by every process.
     given = _train_input(road)
     if not road.is_finished("train"):
         needed = needed_disk(_training_plan(given, road, is_timed=False), out)
         require_disk(out, needed, "the checkpoints", place="output")
+        if road.recipe.run.processes > 1:
+            _train_in_processes(road)
     return train_stage.train(given, settings, out, progress=road.progress)
 
 
