@@ -70,7 +70,9 @@ class TuneFigures:
         name = shape.name
         records = self.tried.records_of(name)
         compared, error = self.differences.get(name), self.tried.failed.get(name)
-        state = "final" if any(name in one.arms for one in self.tried.final) else "tried"
+        state = "tried" if records else "not measured"
+        if any(name in record.arms for record in self.tried.final):
+            state = "final"
         return {
             **asdict(shape),
             **self._figures(name, records, is_counted=error is None),
@@ -124,10 +126,10 @@ def _verdict(rows: Mapping[str, Mapping[str, Any]], best: str | None, ties: Sequ
     text = f"{best}: {shown(row)} times plain decoding, averaged over tasks"
     if row["ci"] is None:
         text += " (how surely is not known: a task had one prompt only, measured once)"
-    elif row["ci"][1] < 1:
-        text += "; this is slower, so serve without a head"
-    elif row["ci"][0] <= 1:
+    elif row["ci"][0] <= 1 <= row["ci"][1]:
         text += ", which is not surely faster"
+    if row["speedup"] < 1:
+        text += "; this is slower, so serve without a head"
     return f"{text}; it cannot be told apart from: {'; '.join(ties)}." if ties else f"{text}."
 
 

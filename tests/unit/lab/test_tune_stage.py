@@ -275,6 +275,17 @@ def test_several_loads_and_the_adaptive_controller(there: Path, tmp_path: Path) 
     # Four visits one at a time, and two of two prompts, which are three at once.
     assert first["num_visits"] == 6
     assert [one["num_answers"] for one in document["plain"]] == [8, 12]
+    assert "how surely is not known" in document["verdict"], "one group of three at once"
+
+
+def test_a_head_that_slows_down_is_named_as_such(whole: Path, tmp_path: Path) -> None:
+    def slow_down(table: dict[str, Any]) -> None:
+        for name, measured in table["arms"].items():
+            measured["seconds"] *= 1 if name == "plain" else 10
+
+    out = rewritten(whole, tmp_path / "slow", slow_down)
+    run(HEAD, TARGET, out)
+    assert "this is slower, so serve without a head" in read_tuning(out)["verdict"]
 
 
 def test_heads_that_cannot_be_tuned(there: Path, tmp_path: Path) -> None:
