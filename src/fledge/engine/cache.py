@@ -146,6 +146,9 @@ class PagedCache:
                 return False
         return True
 
+    def num_shared_tokens(self, seq: Sequence) -> int:
+        return self._known.num_shared(seq)
+
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -178,8 +181,7 @@ class PagedCache:
         """Copy on write: the request gets a block of its own with the tokens it shares."""
         if any(pool.num_available < 2 for pool in self._pools.values()):
             return  # taking a block could evict the one to be copied
-        place = len(seq.nodes)
-        had_all = seq.head_len >= seq.kv_len
+        place, had_all = len(seq.nodes), seq.head_len >= seq.kv_len
         slots_L = torch.arange(length, device=self._device)
         for window, pool in self._pools.items():
             source = tail.blocks[window]

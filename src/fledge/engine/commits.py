@@ -23,6 +23,10 @@ class Said:
     """Logits that are no numbers: its tokens mean nothing."""
 
     had_drafts: bool
+    had_nodes: bool = False
+    """Whether nodes that are no drafts may have hung below it, to make a pass as large as planned.
+    """
+
     num_read: int = 1
     """Committed tokens that it brought to the pass."""
 
@@ -77,7 +81,7 @@ def commit(said: Many[Said]) -> Yield:
 def _fail(said: Said) -> None:
     """Logits that are no numbers: a draft's, which it shares with its root, or its own."""
     seq = said.sequence
-    if said.had_drafts:
+    if said.had_drafts or said.had_nodes:
         # Masked entries count nothing unless they are no numbers: ask again without drafts. What
         # the walk has counted for penalties is counted anew.
         seq.is_suspect = True

@@ -131,9 +131,13 @@ class Cycle:
         if draft_plan.is_plain:
             plain, drafting = [*drafting, *plain], []
         is_subset = self._plan.num_drafted is not None
-        self._steady.begin(drafting, plain, is_subset=is_subset)
         self._collected = time.perf_counter()
+        self._steady.begin(drafting, plain, is_subset=is_subset)
         self._steady.start(self._steady.plan_for(draft_plan, len(drafting) + len(plain)), load)
+        # Here too: where cycles have to be awaited again and again, none is ever gone on with.
+        self._serve_beside(
+            [seq for seq in [*plan.drafting, *plan.plain] if not self._steady.holds(seq)]
+        )
         return True
 
     def _run_ahead(self) -> None:
@@ -201,9 +205,12 @@ class Cycle:
             self._drafter.calibration.count_cycle()
         collected, self._collected = self._collected, time.perf_counter()
         passes_s = got.draft_s + got.target_s
+        num_drafted = sum(one.had_drafts for one in said)
         self._report(
             CycleReport(
-                plan=got.plan,
+                plan=replace(
+                    got.plan, num_drafted=None if num_drafted == len(said) else num_drafted
+                ),
                 load=replace(got.load, num_requests=len(said), num_other_tokens=0),
                 target_s=got.target_s,
                 draft_s=got.draft_s,
@@ -211,7 +218,7 @@ class Cycle:
                 emitted=result.num_emitted,
                 reached_D=result.reached_at_depth,
                 accepted_D=result.accepted_at_depth,
-                num_extended=num_fresh,
+                num_extended=num_fresh + got.num_caught_up,
                 gains=got.gains,
                 is_cold=got.is_cold,
             )
@@ -263,7 +270,8 @@ class Cycle:
 
     def _report(self, report: CycleReport) -> None:
         self.stats.count_cycle(report)
-        if report.load.num_requests:
+        # Of drafts whose requests have all left meanwhile nothing was seen.
+        if report.load.num_requests and (report.plan.is_plain or report.num_drafted):
             self._controller.observe(report)
         drafter = self._drafter
         if isinstance(drafter, HeadDrafter) and self.stats.num_cycles % _CYCLES_PER_REFRESH == 0:

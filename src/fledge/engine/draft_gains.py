@@ -42,7 +42,8 @@ def expected_gains(candidates: Candidates, *, depth: int, width: int) -> Tensor:
     """Expected accepted drafts per request, [D, P, G]; candidates are laid out as by TreeLevels.
 
     Entry [d - 1, p, g] is for depth d, the p-th width preset and `NODE_GRID[g]` nodes a request,
-    handed to the best candidates of the whole batch. Of many requests a part is looked at.
+    handed to the best candidates of the whole batch. Of many requests a part is looked at; those
+    without a candidate that could be right have no drafts, and count for nothing.
     """
     stride = -(-candidates.scores_BC.shape[0] // _ENOUGH_REQUESTS)
     scores_BC = candidates.scores_BC[::stride].float()
@@ -52,12 +53,14 @@ def expected_gains(candidates: Candidates, *, depth: int, width: int) -> Tensor:
     bin_BC = (scores_BC.clamp(min=-1e4) / -_BIN_SIZE).long().clamp_(0, _NUM_BINS - 1)
     bin_BC += torch.searchsorted(presets_P, needed_BC) * _NUM_BINS
     bin_BC += _first_bins(depth, width, scores_BC.device)
-    counted_2X = torch.stack([torch.ones_like(scores_BC), scores_BC.exp()]).flatten(1)
+    has_drafts_B = scores_BC.amax(dim=1) > float("-inf")
+    is_counted_BC = has_drafts_B[:, None].expand_as(scores_BC).float()
+    counted_2X = torch.stack([is_counted_BC, scores_BC.exp()]).flatten(1)
     sums_2X = counted_2X.new_zeros(2, depth * num_presets * _NUM_BINS)
     sums_2X.index_add_(1, bin_BC.flatten(), counted_2X)
     sums = sums_2X.view(2, depth, num_presets, _NUM_BINS)
     num_DPS, mass_DPS = sums.cumsum(dim=1).cumsum(dim=2).cumsum(dim=3)
-    num_requests = scores_BC.shape[0]
+    num_requests = has_drafts_B.sum().clamp(min=1)
     grid_G = _constant(NODE_GRID, scores_BC.device) * num_requests
     return _interpolate(num_DPS, mass_DPS, grid_G) / num_requests
 

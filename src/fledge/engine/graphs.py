@@ -49,14 +49,15 @@ class Graphs:
         Beside the result comes the number of the graph that holds it: its tensors are the same
         after every run with that number. None for a result of its own.
         """
-        if not self._is_capturing:
-            return work(), None
         found = self._graphs.get(kind)
         if found is None:
+            if not self._is_capturing:
+                return work(), None
             self.num_cold += 1
             if kind not in self._seen:
-                self._seen.add(kind)
-                return work(), None
+                result = work()
+                self._seen.add(kind)  # only now: a run that was cut short has prepared nothing
+                return result, None
             found = self._try_to_capture(work)
             if found is None:
                 return work(), None
@@ -75,8 +76,8 @@ class Graphs:
             self._is_capturing = False
             torch.cuda.synchronize(self._device)
             _log.warning(
-                "cycles cannot be captured here (%s: %s); they are launched piece by piece and "
-                "wait for the host",
+                "cycles cannot be captured here (%s: %s); those that were not captured before are "
+                "launched piece by piece and wait for the host",
                 type(error).__name__,
                 (str(error).strip().splitlines() or ["no reason given"])[0],
             )

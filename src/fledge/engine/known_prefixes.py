@@ -27,6 +27,18 @@ class KnownPrefixes:
         # The last token is always read: its logits choose the next one.
         return self.tree.match(seq.token_ids, len(seq.token_ids) - 1)
 
+    def num_shared(self, seq: Sequence) -> int:
+        """Tokens of a waiting request in blocks that running ones hold, of every kind."""
+        held = [
+            all(
+                pool.num_readers(node.blocks[w])
+                for w, pool in self._pools.items()
+                if w in node.blocks
+            )
+            for node in self.match(seq).nodes
+        ]
+        return sum(held) * self._block_size
+
     def num_head_entries(self, nodes: Iterable[PrefixNode]) -> int:
         """Tokens from the start whose head entries are there too."""
         count = 0

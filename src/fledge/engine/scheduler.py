@@ -75,7 +75,7 @@ class Scheduler:
         seq = self._queue.peek()
         if seq is None:
             return False
-        if self._cache.num_free_rows and self._has_room(seq):
+        if self._cache.num_free_rows and (self._has_room(seq) or self._could_share(seq)):
             return True
         return any(one.priority < seq.priority for one in self.running)
 
@@ -143,6 +143,12 @@ class Scheduler:
         """Whether a waiting request can start, with some memory left for those that run."""
         num_running = len(self.running)
         return not num_running or self._cache.has_room(seq, seq.len + 1, num_running)
+
+    def _could_share(self, seq: Sequence) -> bool:
+        """Whether a waiting request has room thanks to blocks that those that run hold anyway."""
+        num_shared = self._cache.num_shared_tokens(seq)
+        num_needed = seq.len + 1 - num_shared
+        return num_shared > 0 and self._cache.has_room(seq, num_needed, len(self.running))
 
     def _keep_room(self, seq: Sequence) -> bool:
         """Room for a decoding request's newest token, taken from less important ones if need be."""

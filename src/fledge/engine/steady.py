@@ -52,6 +52,9 @@ class Started:
     is_cold: bool
     """Whether something of it was compiled or captured."""
 
+    num_caught_up: int
+    """Tokens that heads read before it began."""
+
 
 class _Trees(NamedTuple):
     """Trees of a cycle, and the graph that leaves them in the same place every time."""
@@ -71,6 +74,7 @@ class Collected:
 
     gains: Tensor | None
     is_cold: bool
+    num_caught_up: int
     draft_s: float
     target_s: float
 
@@ -90,6 +94,8 @@ class Steady:
         self._settings = settings
         self._num_levels = settings.tree.depth + 1 if drafter.num_scratch else 1
         is_known = isinstance(drafter, HeadDrafter | NoDrafter) and settings.accept == "gumbel"
+        # A head reads all that a cycle has said, and its window must not have let go of any of it.
+        is_known = is_known and (drafter.window is None or drafter.window >= self._num_levels)
         wanted = target.device.type == "cuda" if settings.graphs == "auto" else None
         self._is_on = is_known and (wanted if wanted is not None else settings.graphs == "on")
         self._cycle = SteadyCycle(target, cache, drafter, walk)
@@ -100,6 +106,8 @@ class Steady:
         self._sequences: list[Sequence | None] = []
         self._drafted: list[bool] = []
         self._filters, self._is_subset = filters_of([]), False
+        self._begun: DeviceClock | None = None
+        self._num_caught_up = 0
 
     @property
     def is_running(self) -> bool:
@@ -115,7 +123,8 @@ class Steady:
         """About the same plan for all places: few numbers of nodes, so that few are captured."""
         size = batch_size(num_requests)
         room = self._settings.max_pass_tokens - size
-        if plan.is_plain or room < 1:
+        could_draft = any(seq is not None and seq.may_have_drafts for seq in self._sequences)
+        if plan.is_plain or room < 1 or not could_draft:
             return PLAIN
         each = plan.nodes / num_requests
         if plan.nodes % num_requests:
@@ -134,7 +143,8 @@ class Steady:
         """Whether nothing that it asks for needs the host in the middle of a cycle."""
         if not self._is_on:
             return False
-        asks_nothing = seq.request.params.logprobs is None
+        # One whose drafts made its logits no numbers has a pass without any node below it.
+        asks_nothing = seq.request.params.logprobs is None and not seq.is_suspect
         is_free = seq.grammar is None and not seq.rules.is_any and asks_nothing
         return is_free and self._has_positions(seq)
 
@@ -146,10 +156,13 @@ class Steady:
     def begin(self, drafting: Many[Sequence], plain: Many[Sequence], *, is_subset: bool) -> None:
         """Take requests in; `is_subset` when fewer are drafted for than could be."""
         assert not self._started
-        # A cycle has its head read what one cycle may have said, and no more.
-        self._drafter.catch_up(
-            [seq for seq in drafting if seq.len - seq.head_len > self._num_levels]
-        )
+        # A cycle has its head read what one cycle may have said, and no more. The rest is read
+        # here, and is part of what the first cycle costs.
+        self._begun = DeviceClock(self._target.device)
+        behind = [seq for seq in drafting if seq.len - seq.head_len > self._num_levels]
+        num_unread = sum(seq.len - seq.head_len for seq in behind)
+        self._drafter.catch_up(behind)
+        self._num_caught_up = num_unread - sum(seq.len - seq.head_len for seq in behind)
         self._is_subset = is_subset
         places = [
             *(Place(seq, is_drafted=True) for seq in drafting),
@@ -191,7 +204,8 @@ class Steady:
         """Ask the device for a cycle."""
         batch = self._batch
         assert batch is not None
-        clock, num_cold = DeviceClock(self._target.device), self._graphs.num_cold
+        clock, num_cold = self._begun or DeviceClock(self._target.device), self._graphs.num_cold
+        num_caught_up, self._begun, self._num_caught_up = self._num_caught_up, None, 0
         trees, gains = self._draft(batch, plan)
         clock.tick()
         self._verify(batch, plan, trees)
@@ -207,6 +221,7 @@ class Steady:
                 gains=host_gains,
                 clock=clock,
                 is_cold=self._graphs.num_cold != num_cold,
+                num_caught_up=num_caught_up,
             )
         )
 
@@ -242,6 +257,7 @@ class Steady:
                 num_offered=offered[place],
                 has_failed=bool(failed[place]),
                 had_drafts=self._drafted[place] and not one.plan.is_plain,
+                had_nodes=not one.plan.is_plain,
             )
             for place, seq in enumerate(one.sequences)
             # Whoever left since is served elsewhere, or not at all.
@@ -253,6 +269,7 @@ class Steady:
             said=said,
             gains=one.gains,
             is_cold=one.is_cold,
+            num_caught_up=one.num_caught_up,
             draft_s=draft_s,
             target_s=target_s,
         )
