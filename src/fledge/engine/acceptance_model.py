@@ -20,6 +20,7 @@ from fledge.engine.draft_gains import NODE_GRID, expected_gains, width_presets
 from fledge.engine.draft_plan import CycleReport
 from fledge.engine.drift import DriftWatch
 from fledge.engine.tree_levels import TreeLevels
+from fledge.ops.draft_level import known_children
 
 Array = NDArray[np.float64]
 
@@ -188,12 +189,12 @@ def _assumed_gains(tree: TreeSettings) -> Array:
     """Gains of a middling head: every node has the same few likely children."""
     probs = [*_ASSUMED_PROBS, *(0.02 / (rank + 1) for rank in range(tree.width))][: tree.width]
     logprobs_W = torch.tensor(probs).log()
-    levels = TreeLevels(tree.width)
+    levels = TreeLevels()
     tokens_W = torch.arange(tree.width)
-    levels.add_first(tokens_W[None], logprobs_W[None], logprobs_W[None])
-    for _ in range(1, tree.depth):
-        shape = (1, tree.width, tree.width)
-        levels.add(tokens_W.expand(shape), logprobs_W.expand(shape), logprobs_W.expand(shape))
+    for level in range(tree.depth):
+        shape = (1, tree.width) if level == 0 else (1, tree.width, tree.width)
+        logprobs = logprobs_W.expand(shape)
+        levels.add(known_children(tokens_W.expand(shape), logprobs, logprobs))
     gains_DPG = expected_gains(levels.candidates(), depth=tree.depth, width=tree.width)
     result: Array = gains_DPG.double().numpy()
     return result

@@ -23,6 +23,7 @@ from torch import Tensor
 from fledge.engine.monotone import rising
 from fledge.engine.readout import Readout
 from fledge.ops.accept import Walk
+from fledge.ops.draft_level import Maps
 from fledge.ops.tree import TreeBatch, is_real
 
 Array = NDArray[np.float64]
@@ -60,6 +61,10 @@ class Calibration:
         self._readout = Readout(self._counts_2X)
         self._num_cycles = 0
         self._rebuild()
+
+    def maps(self, depth: int) -> Maps:
+        """The maps of nodes at a depth, as they are when they are read."""
+        return Maps(self._knots_K, self._lines_MD2S[:, min(depth, self._max_depth) - 1])
 
     def apply(self, logprobs: Tensor, depth: int, sampled_B: Tensor) -> Tensor:
         """Calibrated log-probabilities of nodes at a depth given their parents; [B, ...] each."""

@@ -19,16 +19,19 @@ from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.calibration import Calibration
 from fledge.engine.draft_gains import expected_gains
+from fledge.engine.draft_passes import Scratch, steady_reading
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import SteadyBatch
 from fledge.engine.tree_levels import TreeLevels
 from fledge.models.attention import attend_packed
+from fledge.models.fast_head import FastHead, HeadStep, has_fast_steps
 from fledge.models.head import Eagle3Head, HeadOutput
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.attention import AttentionSpec
-from fledge.ops.paged import BlockTables, FrontierPass, Pass, TreePass, make_tree_pass
+from fledge.ops.draft_level import Proposal
+from fledge.ops.paged import BlockTables, Pass, TreePass, make_tree_pass
 from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import Candidates, TreeBatch, select_trees
 
@@ -71,6 +74,16 @@ class HeadDrafter:
         )
         self.weight_bytes = sum(p.numel() * p.element_size() for p in head.parameters())
         self.calibration = Calibration(settings.tree.depth, self._embedding.device)
+        self._fast: FastHead | None = None
+        if has_fast_steps(head):
+            self._fast = FastHead(
+                head,
+                self._embedding,
+                self._attention,
+                # A reading and a tree may go past the end of the context, which nobody sees.
+                num_positions=target.context_len + settings.tree.depth + 2,
+                layer=_ENTRIES,
+            )
 
     def attach(self, cache: PagedCache) -> None:
         self._cache = cache
@@ -107,26 +120,17 @@ class HeadDrafter:
         Each reads as many tokens as it may have said. Those behind its newest leave entries where
         drafts go, which are overwritten before anybody looks.
         """
-        tokens_BL, lens_B, fresh_B = batch.fresh_tokens_BL, batch.lens_B, batch.fresh_B
-        first_B = torch.ones_like(lens_B)
-        if self.window is not None:
-            first_B = (lens_B - self.window).clamp(min=1)
-        packed = make_tree_pass(
-            chain_tokens_C=tokens_BL.flatten(),
-            chain_B=torch.full_like(lens_B, tokens_BL.shape[1]),
-            context_B=lens_B - fresh_B,
-            trees=None,
-            num_rows=tokens_BL.numel(),
-            tables=tables,
-            num_short=batch.size,
-            first_B=first_B,
-        )
-        output = self._read(packed)
-        last_B = packed.starts_B + fresh_B - 1
-        newest = HeadOutput(output.feedback_TD[last_B], output.normed_TD[last_B])
-        is_drafted_B = batch.is_drafted_B
+        packed, before_T = steady_reading(batch, tables, self.window)
+        last_B = packed.starts_B + batch.fresh_B - 1
+        newest = self._read(packed, before_T, last_B)
         return self._grow(
-            newest, lens_B, ~batch.is_greedy_B, batch.newest_B, tables, plan, is_drafted_B
+            newest,
+            batch.lens_B,
+            ~batch.is_greedy_B,
+            batch.newest_B,
+            tables,
+            plan,
+            batch.is_drafted_B,
         )
 
     def gains_of(self, draft: Draft, plan: DraftPlan) -> Tensor:
@@ -146,22 +150,32 @@ class HeadDrafter:
     ) -> Draft:
         """Trees below the newest tokens, level by level; some requests may be given none."""
         width = min(plan.width, self._width)
-        levels = TreeLevels(width)
-        frontier_BWD = output.feedback_TD[:, None].expand(-1, width, -1)
-        levels.add_first(*self._children(output.normed_TD, (width,), 1, sampled_B))
+        scratch = Scratch(lens_B, tables, self.window, width=width, depth=plan.depth)
+        rotations = None
+        if self._fast is not None:
+            rotations = self._fast.rotation(scratch.positions_ET)
+        levels = TreeLevels()
+        levels.add(self._children(output.normed_TD, width, 1, sampled_B))
         for level in range(1, plan.depth):
-            output = self._step(levels, frontier_BWD, level, lens_B, tables)
-            levels.add(*self._children(output.normed_TD, (width, width), level + 1, sampled_B))
-            shape = (lens_B.shape[0], width, -1)
-            frontier_BWD = output.feedback_TD.view(shape).gather(
-                1, levels.frontier_rows_BW[:, :, None].expand(-1, -1, output.feedback_TD.shape[-1])
+            output = self._run(
+                scratch.level_pass(levels.frontier, level),
+                output.feedback_TD,
+                levels.frontier.rows_T,
+                rotation_TD=None if rotations is None else rotations[level - 1],
             )
+            levels.add(self._children(output.normed_TD, width, level + 1, sampled_B))
         candidates = levels.candidates()
         if is_drafted_B is not None:
             # They come last in the choice of nodes: only padding is left to them.
             scores_BC = candidates.scores_BC.masked_fill(~is_drafted_B[:, None], float("-inf"))
             candidates = replace(candidates, scores_BC=scores_BC)
-        trees = select_trees(roots_B, candidates, num_nodes=plan.nodes, max_nodes=self._budget)
+        trees = select_trees(
+            roots_B,
+            candidates,
+            num_nodes=plan.nodes,
+            max_nodes=self._budget,
+            is_chain=width == 1,
+        )
         if is_drafted_B is not None:
             # Nodes below themselves are below nobody: what is left to these requests is no draft.
             own_N = torch.arange(trees.max_size, device=lens_B.device)
@@ -215,18 +229,18 @@ class HeadDrafter:
             num_short=len(sequences) if max(counts) <= _FEW_ROWS else 0,
             first_B=torch.tensor([self._first_key(seq) for seq in sequences], device=device),
         )
-        output = self._read(packed)
+        before_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T - 1)
+        last_B = packed.starts_B + packed.num_rows_B - 1
+        output = self._read(packed, before_T, last_B)
         for seq, new in zip(sequences, new_lens, strict=True):
             seq.head_len = new
         self.num_extended += len(tokens)
-        last_B = packed.starts_B + packed.num_rows_B - 1
-        return HeadOutput(output.feedback_TD[last_B], output.normed_TD[last_B])
+        return output
 
-    def _read(self, packed: TreePass) -> HeadOutput:
-        """Run the head on committed tokens and the features before them."""
-        before_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T - 1)
-        (fused_TD,) = self._cache.head_memory.read(_FEATURES, before_T)
-        return self._run(packed, fused_TD)
+    def _read(self, packed: TreePass, before_T: Tensor, last_B: Tensor) -> HeadOutput:
+        """Run the head on committed tokens and the features before them; output of some rows."""
+        (features_SD,) = self._cache.head_memory.layer(_FEATURES)
+        return self._run(packed, features_SD, before_T, output_rows_R=last_B)
 
     def _first_key(self, seq: Sequence) -> int:
         """The oldest entry that is worth looking at.
@@ -236,43 +250,39 @@ class HeadDrafter:
         """
         return 1 if self.window is None else max(1, seq.kv_len - self.window + 1)
 
-    def _step(
+    def _run(
         self,
-        levels: TreeLevels,
-        hidden_BWD: Tensor,
-        level: int,
-        lens_B: Tensor,
-        tables: BlockTables,
+        packed: Pass,
+        hidden_XD: Tensor,
+        rows_T: Tensor,
+        *,
+        output_rows_R: Tensor | None = None,
+        rotation_TD: Tensor | None = None,
     ) -> HeadOutput:
-        """Run the head on the frontier nodes of every tree."""
-        width = hidden_BWD.shape[1]
-        packed = FrontierPass(
-            token_ids_T=levels.frontier_tokens_BW.flatten(),
-            positions_T=(lens_B + level - 1).repeat_interleave(width),
-            context_B=lens_B,
-            level=level,
-            visible_BWS=levels.visible_BWS,
-            tables=tables,
-            first_number=1,
-        )
-        return self._run(packed, hidden_BWD.reshape(-1, hidden_BWD.shape[-1]))
-
-    def _run(self, packed: Pass, hidden_TD: Tensor) -> HeadOutput:
+        """Run the head; `rows_T` picks the hidden state before each token."""
         memory = self._cache.head_memory
+        if self._fast is not None:
+            if rotation_TD is None:
+                rotation_TD = self._fast.rotation(packed.positions_T)
+            step = HeadStep(packed, hidden_XD, rows_T, rotation_TD, output_rows_R)
+            return self._fast.run(step, memory)
 
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attend_packed(packed, memory, _ENTRIES, query, keys, values, self._attention)
 
         embeds_TD = self._head.embed(packed.token_ids_T, self._embedding)
+        hidden_TD = hidden_XD.index_select(0, rows_T)
         output: HeadOutput = self._head(embeds_TD, hidden_TD, packed.positions_T, attend)
-        return output
+        if output_rows_R is None:
+            return output
+        return HeadOutput(output.feedback_TD[output_rows_R], output.normed_TD[output_rows_R])
 
-    def _children(
-        self, normed_TD: Tensor, shape: tuple[int, ...], depth: int, sampled_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Target tokens of the best children of each row, their log-probabilities, calibrated."""
-        top = top_logprobs(self._head.logits(normed_TD), shape[-1])
-        # Neither rounding nor a head that overflows may lift a child above its parent.
-        logprobs = top.logprobs_TK.clamp(max=0.0).nan_to_num(nan=float("-inf")).view(-1, *shape)
-        tokens = self._head.draft_to_target_V[top.indices_TK].view(-1, *shape)
-        return tokens, logprobs, self.calibration.apply(logprobs, depth, sampled_B)
+    def _children(self, normed_TD: Tensor, width: int, depth: int, sampled_B: Tensor) -> Proposal:
+        """The best children of each row."""
+        return Proposal(
+            top_logprobs(self._head.logits(normed_TD), width),
+            self._head.draft_to_target_V,
+            sampled_B,
+            self.calibration.maps(depth),
+            lambda logprobs_BC: self.calibration.apply(logprobs_BC, depth, sampled_B),
+        )

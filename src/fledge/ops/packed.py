@@ -71,6 +71,19 @@ class Segment:
         return visible_QK
 
 
+def tree_mask(num_context: int, chain: int, seen_NN: Tensor) -> Tensor:
+    """Context, then the chain causally, then each tree node its ancestors; the root ends the chain.
+
+    Boolean [rows, context + rows].
+    """
+    num_drafts = seen_NN.shape[0] - 1
+    num_rows = chain + num_drafts
+    visible_QK = seen_NN.new_ones(num_rows, num_context + num_rows)
+    visible_QK[:, num_context:] = visible_QK[:, num_context:].tril()
+    visible_QK[chain:, num_context + chain :] = seen_NN[1:, 1:]
+    return visible_QK
+
+
 @dataclass(frozen=True, slots=True)
 class PaddedRequests:
     """The first requests of a pass side by side, padded to the longest: one call attends them all.

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fledge.ops.packed import PassView, Segment
+from fledge.ops.packed import PassView, Segment, tree_mask
 from fledge.ops.padding import pad_frontier, pad_tree_pass
 from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
 from fledge.ops.tree import TreeBatch, ancestors
@@ -76,6 +76,9 @@ class TreePass:
     first_B: Tensor
     """Numbers below are never looked at: a head has no entry for token 0, a window lets go."""
 
+    write_slots_T: Tensor | None = None
+    """Slots of the rows where they are known already, and the same for all layers."""
+
     views: dict[int | None, PassView] = field(default_factory=dict, compare=False)
 
     @property
@@ -90,7 +93,9 @@ class TreePass:
 
     def view(self, window: int | None) -> PassView:
         if window not in self.views:
-            slots_T = self.tables.slots(window, self.request_T, self.numbers_T)
+            slots_T = self.write_slots_T
+            if slots_T is None:
+                slots_T = self.tables.slots(window, self.request_T, self.numbers_T)
             self.views[window] = PassView(
                 slots_T,
                 lambda: pad_tree_pass(self, window),
@@ -125,7 +130,7 @@ class TreePass:
             visible_QK = None
             if num_rows > chain and seen is not None:
                 num_nodes = num_rows - chain + 1
-                visible_QK = _tree_mask(num_context, chain, seen[request, :num_nodes, :num_nodes])
+                visible_QK = tree_mask(num_context, chain, seen[request, :num_nodes, :num_nodes])
             segments.append(
                 Segment(
                     start=start,
@@ -136,19 +141,6 @@ class TreePass:
                 )
             )
         return tuple(segments)
-
-
-def _tree_mask(num_context: int, chain: int, seen_NN: Tensor) -> Tensor:
-    """Context, then the chain causally, then each tree node its ancestors; the root ends the chain.
-
-    Boolean [rows, context + rows].
-    """
-    num_drafts = seen_NN.shape[0] - 1
-    num_rows = chain + num_drafts
-    visible_QK = seen_NN.new_ones(num_rows, num_context + num_rows)
-    visible_QK[:, num_context:] = visible_QK[:, num_context:].tril()
-    visible_QK[chain:, num_context + chain :] = seen_NN[1:, 1:]
-    return visible_QK
 
 
 def make_tree_pass(
@@ -181,7 +173,7 @@ def make_tree_pass(
     positions_T = numbers_T = context_B[request_T] + local_T
     seen_BNN = None
     if trees is not None:
-        seen_BNN = ancestors(trees.parents_BN)
+        seen_BNN = ancestors(trees.parents_BN, trees.max_depth)
         depths_BN = seen_BNN.sum(dim=-1) - 1
         node_T = (local_T - chain_T + 1).clamp(min=0)
         is_draft_T = local_T >= chain_T
@@ -221,6 +213,9 @@ class FrontierPass:
 
     tables: BlockTables
     first_number: int = 0
+    write_slots_T: Tensor | None = None
+    """Slots of the newest entries where they are known already, and the same for all layers."""
+
     views: dict[int | None, PassView] = field(default_factory=dict, compare=False)
 
     @property
@@ -233,17 +228,20 @@ class FrontierPass:
         return self.views[window]
 
     def _make_view(self, window: int | None) -> PassView:
+        slots_T = self.write_slots_T
+        return PassView(
+            self._newest_slots(window) if slots_T is None else slots_T,
+            lambda: pad_frontier(self, window),
+            lambda first: self._segments(window, first),
+        )
+
+    def _newest_slots(self, window: int | None) -> Tensor:
         num_requests, width, num_scratch = self.visible_BWS.shape
         device = self.context_B.device
         newest_W = torch.arange(num_scratch - width, num_scratch, device=device)
         requests_T = torch.arange(num_requests, device=device).repeat_interleave(width)
         numbers_T = (self.context_B[:, None] + newest_W).flatten()
-        slots_T = self.tables.slots(window, requests_T, numbers_T)
-        return PassView(
-            slots_T,
-            lambda: pad_frontier(self, window),
-            lambda first: self._segments(window, first),
-        )
+        return self.tables.slots(window, requests_T, numbers_T)
 
     def paged(self, window: int | None) -> PagedRows:
         return PagedRows(

@@ -14,6 +14,7 @@ Legend: B requests, N nodes with the root, C candidates, W tree width, V draft v
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -66,17 +67,21 @@ def is_real(tree: TreeBatch) -> Tensor:
     return torch.arange(tree.max_size, device=tree.sizes_B.device) < tree.sizes_B[:, None]
 
 
-def ancestors(parents_BN: Tensor) -> Tensor:
-    """Boolean [B, N, N]: column is the row's node itself or above it."""
+def ancestors(parents_BN: Tensor, max_depth: int | None = None) -> Tensor:
+    """Boolean [B, N, N]: column is the row's node itself or above it; no tree is deeper than said.
+
+    Without a depth trees may be as deep as they have nodes.
+    """
     num_nodes = parents_BN.shape[1]
-    seen_BNN = torch.eye(num_nodes, dtype=torch.bool, device=parents_BN.device).repeat(
-        parents_BN.shape[0], 1, 1
-    )
-    # Pointer doubling: after i rounds a row has seen 2**i generations; log2(N) rounds are enough.
-    jump_BN = parents_BN
-    for _ in range(max(1, (num_nodes - 1).bit_length())):
+    deepest = num_nodes - 1 if max_depth is None else min(max_depth, num_nodes - 1)
+    own_NN = torch.eye(num_nodes, dtype=torch.bool, device=parents_BN.device)
+    # Pointer doubling: after i rounds a row has seen 2**i generations, itself among them.
+    seen_BNN, jump_BN = own_NN.expand(parents_BN.shape[0], -1, -1), parents_BN
+    num_rounds = max(1, deepest.bit_length())
+    for number in range(num_rounds):
         seen_BNN = seen_BNN | seen_BNN.gather(1, jump_BN[:, :, None].expand_as(seen_BNN))
-        jump_BN = jump_BN.gather(1, jump_BN)
+        if number + 1 < num_rounds:
+            jump_BN = jump_BN.gather(1, jump_BN)
     return seen_BNN
 
 
@@ -108,9 +113,16 @@ class Candidates:
 
 
 def select_trees(
-    root_tokens_B: Tensor, candidates: Candidates, *, num_nodes: int, max_nodes: int
+    root_tokens_B: Tensor,
+    candidates: Candidates,
+    *,
+    num_nodes: int,
+    max_nodes: int,
+    is_chain: bool = False,
 ) -> TreeBatch:
     """The `num_nodes` most probable candidates of the whole batch, at most `max_nodes` a request.
+
+    `is_chain` says that every candidate is the only child of the one before it.
 
     Stable sorts keep every tree closed under parents: a parent scores at least as much as its child
     and comes first, so a tie between the two goes to the parent. How many nodes there are in all is
@@ -118,6 +130,8 @@ def select_trees(
     """
     num_requests, num_candidates = candidates.scores_BC.shape
     max_nodes = min(max_nodes, num_candidates)
+    if is_chain:
+        return _cut_chains(root_tokens_B, candidates, num_nodes, max_nodes)
     order_BC = candidates.scores_BC.sort(dim=1, descending=True, stable=True).indices
     best_BN = order_BC[:, :max_nodes]
     kept_BN = _best_of_all(candidates.scores_BC.gather(1, best_BN), num_nodes)
@@ -142,6 +156,52 @@ def select_trees(
         logprobs_BN=with_root(no_B1.to(logprobs_BN.dtype), logprobs_BN),
         num_drafts=min(num_nodes, num_requests * max_nodes),
     )
+
+
+def _cut_chains(
+    root_tokens_B: Tensor, candidates: Candidates, num_nodes: int, max_nodes: int
+) -> TreeBatch:
+    """Chains are in falling order: the best nodes of each are its first ones."""
+    num_requests = root_tokens_B.shape[0]
+    tokens_BN, logprobs_BN = (
+        candidates.tokens_BC[:, :max_nodes],
+        candidates.logprobs_BC[:, :max_nodes],
+    )
+    parents_BN = _chain_parents(num_requests, max_nodes, root_tokens_B.device)
+    no_logprobs_B1 = _zeros(num_requests, logprobs_BN.dtype, root_tokens_B.device)
+    if num_nodes >= num_requests * max_nodes:
+        sizes_B = _full_sizes(num_requests, max_nodes + 1, root_tokens_B.device)
+    else:
+        kept_BN = _best_of_all(candidates.scores_BC[:, :max_nodes], num_nodes)
+        tokens_BN, logprobs_BN = tokens_BN * kept_BN, logprobs_BN.masked_fill(~kept_BN, 0.0)
+        parents_BN = torch.cat([parents_BN[:, :1], parents_BN[:, 1:] * kept_BN], dim=1)
+        sizes_B = kept_BN.sum(dim=1) + 1
+    return TreeBatch(
+        tokens_BN=torch.cat([root_tokens_B[:, None], tokens_BN], dim=1),
+        parents_BN=parents_BN,
+        sizes_B=sizes_B,
+        logprobs_BN=torch.cat([no_logprobs_B1, logprobs_BN], dim=1),
+        num_drafts=min(num_nodes, num_requests * max_nodes),
+    )
+
+
+# Constants are made once and never let go: a captured graph may have read them.
+
+
+@cache
+def _chain_parents(num_requests: int, num_nodes: int, device: torch.device) -> Tensor:
+    above_N = torch.arange(-1, num_nodes, device=device).clamp(min=0)
+    return above_N.repeat(num_requests, 1)
+
+
+@cache
+def _full_sizes(num_requests: int, size: int, device: torch.device) -> Tensor:
+    return torch.full((num_requests,), size, device=device)
+
+
+@cache
+def _zeros(num_requests: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(num_requests, 1, dtype=dtype, device=device)
 
 
 def with_roots(trees: TreeBatch, root_tokens_B: Tensor) -> TreeBatch:

@@ -27,6 +27,7 @@ from fledge.engine.draft_plan import Controller, CycleReport, DraftPlan, Load
 from fledge.engine.pass_times import PassCurve, PassTimes, measured_sizes
 from fledge.engine.tree_levels import TreeLevels
 from fledge.ops.accept import Walk
+from fledge.ops.draft_level import known_children
 from fledge.ops.tree import Candidates, TreeBatch, is_real, select_trees
 
 Array = NDArray[np.float64]
@@ -149,7 +150,7 @@ def grow_forest(
 ) -> Forest:
     """One tree per accuracy, expanded by what the drafter believes."""
     num_rows, width = len(accuracy_R), tree.width
-    levels = TreeLevels(width)
+    levels = TreeLevels()
     rank_W = torch.arange(width)
     accepted, true = [], []
     for level in range(tree.depth):
@@ -161,11 +162,10 @@ def grow_forest(
         believed, calibrated = belief(probs, level + 1)
         first = 0 if level == 0 else width + (level - 1) * width**2
         tokens = (first + torch.arange(shape[1:].numel())).view(shape[1:]).expand(shape)
+        levels.add(known_children(tokens, believed, calibrated))
         if level == 0:
-            levels.add_first(tokens, believed, calibrated)
             accepted, true = [is_chosen], [probs.log()]
             continue
-        levels.add(tokens, believed, calibrated)
         parents = levels.candidates().parents_BC[:, -width * width :]
         came_by = torch.cat(accepted, dim=1).gather(1, parents)
         accepted.append(is_chosen.flatten(1) & came_by)

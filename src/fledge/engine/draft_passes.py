@@ -1,0 +1,102 @@
+"""Passes of a head whose shapes are known beforehand, laid out in few operations.
+
+Legend: B requests, L tokens a request may say in one cycle, W tree width, T rows of a pass, E
+levels that are expanded.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.engine.steady_batch import SteadyBatch
+from fledge.ops.draft_level import Frontier, first_rows
+from fledge.ops.paged import BlockTables, FrontierPass, TreePass
+
+
+class Reading(NamedTuple):
+    """A pass over committed tokens, and where the features before them are."""
+
+    packed: TreePass
+    before_T: Tensor
+
+
+def steady_reading(batch: SteadyBatch, tables: BlockTables, window: int | None) -> Reading:
+    """As many tokens of each request as it may have said in the last cycle."""
+    tokens_BL, lens_B = batch.fresh_tokens_BL, batch.lens_B
+    shape = tokens_BL.shape
+    request_T, starts_B, lengths_B, ones_B, places_21L = _reading_constants(*shape, lens_B.device)
+    context_B = lens_B - batch.fresh_B
+    numbers_2T = (context_B[:, None] + places_21L).flatten(1)
+    before_T, slots_T = tables.slots(window, request_T, numbers_2T)
+    numbers_T = numbers_2T[1]
+    packed = TreePass(
+        token_ids_T=tokens_BL.flatten(),
+        positions_T=numbers_T,
+        request_T=request_T,
+        numbers_T=numbers_T,
+        starts_B=starts_B,
+        num_rows_B=lengths_B,
+        context_B=context_B,
+        chain_B=lengths_B,
+        seen_BNN=None,
+        tables=tables,
+        num_short=batch.size,
+        first_B=ones_B if window is None else (lens_B - window).clamp(min=1),
+        write_slots_T=slots_T,
+    )
+    return Reading(packed, before_T)
+
+
+class Scratch:
+    """Where the nodes of each level are put while trees grow, for all levels at once."""
+
+    def __init__(
+        self, lens_B: Tensor, tables: BlockTables, window: int | None, *, width: int, depth: int
+    ) -> None:
+        self._lens_B, self._tables = lens_B, tables
+        num_requests, device = lens_B.shape[0], lens_B.device
+        levels_E1W, places_E1W = _scratch_constants(depth - 1, width, device)
+        lens_B1 = lens_B[:, None]
+        self.positions_ET = (lens_B1 + levels_E1W).flatten(1)
+        numbers_ET = (lens_B1 + places_E1W).flatten(1)
+        self._slots_ET = tables.slots(window, first_rows(num_requests, width, device), numbers_ET)
+
+    def level_pass(self, frontier: Frontier, level: int) -> FrontierPass:
+        """The pass over the nodes of a level, counted from 1."""
+        return FrontierPass(
+            token_ids_T=frontier.tokens_T,
+            positions_T=self.positions_ET[level - 1],
+            context_B=self._lens_B,
+            level=level,
+            visible_BWS=frontier.visible_BWS,
+            tables=self._tables,
+            first_number=1,
+            write_slots_T=self._slots_ET[level - 1],
+        )
+
+
+# Constants are made once and never let go: a captured graph may have read them.
+
+
+@cache
+def _reading_constants(size: int, num_tokens: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Request of each row, first row and rows of each request, ones, and the rows' places.
+
+    Places come twice, those of the tokens before first.
+    """
+    request_T = first_rows(size, num_tokens, device)
+    starts_B = torch.arange(size, device=device) * num_tokens
+    lengths_B = torch.full_like(starts_B, num_tokens)
+    places_L = torch.arange(num_tokens, device=device)
+    places_21L = torch.stack([places_L - 1, places_L])[:, None]
+    return request_T, starts_B, lengths_B, torch.ones_like(starts_B), places_21L
+
+
+@cache
+def _scratch_constants(num_levels: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How far behind the context the nodes of each level are: in positions, and in entries."""
+    levels_E = torch.arange(num_levels, device=device)
+    places_E1W = torch.arange(num_levels * width, device=device).view(-1, 1, width)
+    return levels_E[:, None, None].repeat(1, 1, width), places_E1W
