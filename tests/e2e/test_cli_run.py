@@ -172,7 +172,10 @@ def test_the_whole_road_killed_on_the_way(
     for title in ("Selection", "Tuning", "Bench", "Training"):
         assert title in page
     measured = (out / "bench" / "bench.json").read_bytes()
-    assert states(run(*words, "--plan", "--json").stdout) == ["finished"] * 9 + ["to do"]
+    (out / "export" / "vllm" / "config.json").unlink()
+    plan = run(*words, "--plan", "--json").stdout
+    assert states(plan) == ["finished"] * 8 + ["refused", "to do"]
+    assert "vllm/config.json is not there any more" in json.loads(plan)["stages"][8]["work"]
     assert (out / "bench" / "bench.json").read_bytes() == measured
 
 
