@@ -65,7 +65,9 @@ def _surface(
     best: dict[tuple[int, int], Row] = {}
     for row in rows:
         place = row["depth"], row["width"]
-        if row["speedup"] is None or row[figure] is None:
+        # Trees of another controller than the first row's are not drafted whole.
+        is_other = row.get("controller") != rows[0].get("controller")
+        if row["speedup"] is None or row[figure] is None or is_other:
             continue
         if place not in best or row["speedup"] > best[place]["speedup"]:
             best[place] = row

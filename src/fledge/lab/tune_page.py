@@ -10,11 +10,14 @@ Row = Mapping[str, Any]
 
 
 def surface(rows: Sequence[Row]) -> list[list[str]]:
-    """Cells of a table, with a head: depths down, widths across, the fastest budget of each."""
+    """Cells of a table, with a head: depths down, widths across, the fastest budget of each.
+
+    Only the controller that all shapes were tried with, which is that of the first row.
+    """
     best: dict[tuple[int, int], Row] = {}
     for row in rows:
         place = row["depth"], row["width"]
-        if row["speedup"] is None:
+        if row["speedup"] is None or row["controller"] != rows[0]["controller"]:
             continue
         if place not in best or row["speedup"] > best[place]["speedup"]:
             best[place] = row
