@@ -24,10 +24,10 @@ CUDA = torch.device("cuda")
 SHAPES = {"chain": (4, 1, 4), "tree": (5, 4, 24)}
 
 
-def settings_of(shape: str, **changes: object) -> EngineSettings:
+def settings_of(shape: str, **changes: Any) -> EngineSettings:
     depth, width, budget = SHAPES[shape]
     tree = TreeSettings(depth=depth, width=width, budget=budget)
-    return EngineSettings(tree=tree, graphs="on", **changes)  # type: ignore[arg-type]
+    return EngineSettings(tree=tree, graphs="on", **changes)
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

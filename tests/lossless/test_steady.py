@@ -27,10 +27,10 @@ from tests.lossless.support import greedy, pair, prompts, token_ids
 SHAPES = {"chain": (4, 1, 4), "tree": (3, 3, 9), "large": (5, 4, 24)}
 
 
-def ahead(shape: str = "tree", **changes: object) -> EngineSettings:
+def ahead(shape: str = "tree", **changes: Any) -> EngineSettings:
     depth, width, budget = SHAPES[shape]
     tree = TreeSettings(depth=depth, width=width, budget=budget)
-    return EngineSettings(tree=tree, graphs="on", **changes)  # type: ignore[arg-type]
+    return EngineSettings(tree=tree, graphs="on", **changes)
 
 
 @pytest.mark.parametrize(
