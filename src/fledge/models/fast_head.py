@@ -69,6 +69,9 @@ class FastHead:
         self._mlp_norm = _norm(head.midlayer.post_attention_layernorm)
         self._final_norm = _norm(head.norm)
         self._table_PD = self._make_table(num_positions)
+        if self._embedding.is_cuda:
+            # Matrices that were joined have left holes that nothing else fits into.
+            torch.cuda.empty_cache()
 
     def rotation(self, positions: Tensor) -> Tensor:
         """Cosines and sines of positions of any shape, one row each."""

@@ -15,9 +15,11 @@ from triton.compiler import ASTSource
 
 from fledge.ops import (
     accept_triton,
+    draft_level_triton,
     experts_triton,
     feature_codec_triton,
     gated_triton,
+    head_input_triton,
     kv_triton,
     norms_triton,
     paged_attention_triton,
@@ -34,6 +36,7 @@ HALVES = {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
 WIDE = ("table", "starts", "num_rows", "chain", "first", "context", "position", "slots", "from")
 WIDE += ("to", "addresses", "widths", "rows", "parents", "sizes", "seed", "choices", "drafts")
 WIDE += ("tokens", "nodes", "lengths", "failed", "indices")
+WIDE += ("to_target", "above_nodes", "front_tokens", "front_rows", "front_nodes")
 TYPES = {
     **{f"{name}_ptr": "*i64" for name in WIDE},
     **{f"{name}_ptr": "*fp32" for name in ("max", "sum", "parts", "logprobs", "values")},
@@ -42,6 +45,8 @@ TYPES = {
     **{"scale": "fp32", "soft_cap": "fp32", "root_of_block": "fp32"},
     **{f"{name}_ptr": "*fp32" for name in ("center", "inverse", "hadamard", "thresholds")},
     **{"codes_ptr": "*u8", "scales_ptr": "*fp16"},
+    **{f"{name}_ptr": "*u8" for name in ("sampled", "above_seen", "front_seen")},
+    **{f"{name}_ptr": "*fp32" for name in ("knots", "lines", "above_scores", "front_scores")},
     **{"ends_ptr": "*i32", **dict.fromkeys(("eps", "after_eps", "before_eps"), "fp32")},
 }
 
@@ -124,6 +129,12 @@ def compile_layers() -> None:
     heads = {"HEADS": 9, "KV_HEADS": 3, "SIZE": 96, "HALF": 48, "BLOCK": 64}
     rotate = {**heads, "KIND": 1, "HAS_SLOTS": True, "num_warps": 1}
     compiled("rotate", rope_write_triton._rotate_kernel, rotate, "bf16", HOPPER)
+    joined = {"SIZE": 2880, "BLOCK": 4096, "KIND": 1, "KEEPS_NORMED": True, "num_warps": 8}
+    compiled("inputs of a head", head_input_triton._join_kernel, joined, "bf16", HOPPER)
+    level = {"KNOTS": 20, "WIDTH": 5, "ROWS": 5, "BLOCK": 32, "SEEN_BLOCK": 64, "HAS_ABOVE": True}
+    compiled("a level", draft_level_triton._level_kernel, level, "fp32", HOPPER)
+    first = {**level, "ROWS": 1, "BLOCK": 16, "SEEN_BLOCK": 16, "HAS_ABOVE": False}
+    compiled("the first level", draft_level_triton._level_kernel, first, "fp32", HOPPER)
     sizes = {"NUM_EXPERTS": 100, "EXPERTS": 128, "K": 2048}
     for element, size, device in (("bf16", 64, HOPPER), ("fp32", 32, GRAPHICS)):
         blocks = {"BLOCK_M": 64, "BLOCK_N": size, "BLOCK_K": size, "IS_EXACT": element == "fp32"}

@@ -29,6 +29,6 @@ def test_kernels_compile_and_fit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 16
+    assert len(kernels) == 19
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["capability"]], kernel["name"]

@@ -178,3 +178,37 @@ def test_selection_spends_the_budget_where_it_pays(
             assert tokens[new_parents[node]] == (100 if old_parent < 0 else old_parent)
         assert not any(new_parents[size:])
     assert sorted(chosen, reverse=True) == expected
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 30), st.integers(1, 8), st.data())
+def test_chains_are_cut_as_trees_are_selected(
+    num_requests: int, depth: int, num_nodes: int, max_nodes: int, data: st.DataObject
+) -> None:
+    steps = st.lists(st.sampled_from([0.0, -0.5, -1.0]), min_size=depth, max_size=depth)
+    logprobs_BC = torch.tensor([data.draw(steps) for _ in range(num_requests)])
+    scores_BC = logprobs_BC.cumsum(dim=1)
+    if data.draw(st.booleans()):
+        scores_BC[0] = float("-inf")  # a request that is not drafted for
+    candidates = Candidates(
+        tokens_BC=torch.arange(1, 1 + scores_BC.numel()).view_as(scores_BC),
+        scores_BC=scores_BC,
+        logprobs_BC=logprobs_BC,
+        parents_BC=torch.arange(-1, depth - 1).repeat(num_requests, 1),
+    )
+    roots_B = torch.arange(90, 90 + num_requests)
+    limits = {"num_nodes": num_nodes, "max_nodes": max_nodes}
+    wanted = select_trees(roots_B, candidates, **limits)
+    chains = select_trees(roots_B, candidates, **limits, is_chain=True)
+    assert chains.num_drafts == wanted.num_drafts
+    for name in ("tokens_BN", "parents_BN", "sizes_B", "logprobs_BN"):
+        found, expected = getattr(chains, name), getattr(wanted, name)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+@given(forests)
+def test_a_known_depth_leaves_ancestors_as_they_are(trees: list[PlainTree]) -> None:
+    parents_BN = batched(trees).parents_BN
+    deepest = int(depths(parents_BN).max())
+    for max_depth in (deepest, deepest + 1, 40):
+        assert torch.equal(ancestors(parents_BN, max_depth), ancestors(parents_BN))
