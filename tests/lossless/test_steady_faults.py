@@ -6,6 +6,7 @@ controllers that are told of drafts nobody had or of less work than there was.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -33,17 +34,17 @@ def forced(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return loaded, load_head(save_forced_head(folder / "head"))
 
 
-def settings(depth: int = 3, width: int = 3, budget: int = 9, **changes: object) -> EngineSettings:
+def settings(depth: int = 3, width: int = 3, budget: int = 9, **changes: Any) -> EngineSettings:
     tree = TreeSettings(depth=depth, width=width, budget=budget)
-    return EngineSettings(tree=tree, graphs="on", **changes)  # type: ignore[arg-type]
+    return EngineSettings(tree=tree, graphs="on", **changes)
 
 
 def following(start: int, count: int) -> list[int]:
     return [CIRCLE[(start + 1 + i) % len(CIRCLE)] for i in range(count)]
 
 
-def params(max_tokens: int, **changes: object) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **changes)  # type: ignore[arg-type]
+def params(max_tokens: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **changes)
 
 
 def test_a_window_shorter_than_what_a_cycle_says(forced: Pair) -> None:
@@ -121,9 +122,9 @@ class Watching(FixedController):
 
 
 def watched(
-    forced: Pair, asked: list[SamplingParams], num_plain: int = 0, **changes: object
+    forced: Pair, asked: list[SamplingParams], num_plain: int = 0, **changes: Any
 ) -> list[CycleReport]:
-    engine = Engine(*forced, replace(settings(), **changes))  # type: ignore[arg-type]
+    engine = Engine(*forced, replace(settings(), **changes))
     watching = Watching(engine.settings.tree, num_plain)
     engine._cycle._controller = watching
     engine.generate([[CIRCLE[i]] * 4 for i in range(len(asked))], asked)

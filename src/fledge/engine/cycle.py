@@ -61,7 +61,7 @@ class Cycle:
                 return
             self._steady.forget()
         started = time.perf_counter()
-        load = self._load()
+        load = self._load(self._scheduler.running)
         self._choose(load)
         num_preemptions = self._scheduler.num_preemptions
         plan = self._scheduler.plan(
@@ -144,7 +144,7 @@ class Cycle:
         """Start the next cycle of the same requests, then read the one before it."""
         beside = [seq for seq in self._scheduler.running if not self._steady.holds(seq)]
         if not self._scheduler.could_admit and self._can_be_beside(beside):
-            load = self._load()
+            load = self._load([seq for seq in self._scheduler.running if seq not in beside])
             self._choose(load)
             ahead = self._steady.plan_for(self._plan, self._steady.num_requests)
             if self._steady.goes_on(ahead):
@@ -175,6 +175,7 @@ class Cycle:
         self._settle(sequences, [])
         ended = time.perf_counter()
         self._beside_due = ended + _SHARE_AHEAD * (ended - started)
+        self._collected += ended - started  # no time of the cycle that is read next
         self._report(
             CycleReport(
                 plan=PLAIN,
@@ -224,9 +225,9 @@ class Cycle:
             )
         )
 
-    def _load(self) -> Load:
-        decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
-        unread = sum(seq.num_unread for seq in self._scheduler.running) - len(decoding)
+    def _load(self, sequences: Many[Sequence]) -> Load:
+        decoding = [seq for seq in sequences if seq.is_decoding]
+        unread = sum(seq.num_unread for seq in sequences) - len(decoding)
         return Load(
             num_requests=len(decoding),
             num_sampled=sum(not seq.request.params.is_greedy for seq in decoding),
@@ -279,4 +280,5 @@ class Cycle:
 
     def forget(self) -> None:
         """Drop what runs ahead: a cycle was cut short, and nobody asks for its outcome."""
+        self._is_waiting = False
         self._steady.forget()

@@ -172,11 +172,14 @@ def walk_gumbel(
 
 
 def _is_same_walk(one: Walk, other: Walk) -> bool:
-    """Whether both say the same tokens at the same nodes."""
-    if not torch.equal(one.lengths_B, other.lengths_B):
+    """Whether both say the same tokens at the same nodes; where logits fail, nothing is said."""
+    is_good_B = ~one.failed_B
+    same = torch.equal(one.lengths_B[is_good_B], other.lengths_B[is_good_B])
+    if not same or not torch.equal(one.failed_B, other.failed_B):
         return False
     num_levels = min(one.tokens_BL.shape[1], other.tokens_BL.shape[1])
     is_said_BL = torch.arange(num_levels, device=one.lengths_B.device) < one.lengths_B[:, None]
+    is_said_BL &= is_good_B[:, None]
     return all(
         bool((ours[:, :num_levels] == theirs[:, :num_levels])[is_said_BL].all())
         for ours, theirs in ((one.tokens_BL, other.tokens_BL), (one.nodes_BL, other.nodes_BL))
