@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from fledge import Engine, EngineSettings, SamplingParams
-from fledge.engine import verifier
+from fledge.engine import engine as engine_module
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.drafter import MemorylessDrafter
 from fledge.engine.sequence import Sequence as RunningSequence
@@ -192,7 +192,7 @@ def test_catches_unprocessed_probabilities_at_the_bonus_token(model: Any, mutate
         tokens_BL = walk.tokens_BL.scatter(1, last_B1, raw_B[:, None])
         return dataclasses.replace(walk, tokens_BL=tokens_BL)
 
-    mutate(verifier, "_RULES", {"gumbel": bonus_unprocessed})
+    mutate(engine_module, "_RULES", {"gumbel": bonus_unprocessed})
     assert _is_caught(model, "gumbel")
 
 
