@@ -29,8 +29,8 @@ def steady_reading(batch: SteadyBatch, tables: BlockTables, window: int | None) 
     request_T, starts_B, lengths_B, ones_B, places_21L = _reading_constants(*shape, lens_B.device)
     context_B = lens_B - batch.fresh_B
     numbers_2T = (context_B[:, None] + places_21L).flatten(1)
-    before_T, slots_T = tables.slots(window, request_T, numbers_2T)
-    numbers_T = numbers_2T[1]
+    slots_T, before_T = tables.slots(window, request_T, numbers_2T)
+    numbers_T = numbers_2T[0]
     packed = TreePass(
         token_ids_T=tokens_BL.flatten(),
         positions_T=numbers_T,
@@ -59,7 +59,12 @@ class Scratch:
         num_requests, device = lens_B.shape[0], lens_B.device
         levels_E1W, places_E1W = _scratch_constants(depth - 1, width, device)
         lens_B1 = lens_B[:, None]
-        self.positions_ET = (lens_B1 + levels_E1W).flatten(1)
+        # Levels begin at even places: kernels are compiled anew for memory that is aligned less.
+        num_rows = num_requests * width
+        shape = (depth - 1, num_rows + num_rows % 2)
+        padded_EX = torch.empty(shape, dtype=torch.long, device=device)
+        self.positions_ET = padded_EX[:, :num_rows]
+        torch.add(lens_B1, levels_E1W, out=self.positions_ET.view(-1, num_requests, width))
         numbers_ET = (lens_B1 + places_E1W).flatten(1)
         self._slots_ET = tables.slots(window, first_rows(num_requests, width, device), numbers_ET)
 
@@ -81,16 +86,21 @@ class Scratch:
 
 
 @cache
+def own_numbers(num_nodes: int, device: torch.device) -> Tensor:
+    return torch.arange(num_nodes, device=device)
+
+
+@cache
 def _reading_constants(size: int, num_tokens: int, device: torch.device) -> tuple[Tensor, ...]:
     """Request of each row, first row and rows of each request, ones, and the rows' places.
 
-    Places come twice, those of the tokens before first.
+    Places come twice: of the tokens, and of those before them.
     """
     request_T = first_rows(size, num_tokens, device)
     starts_B = torch.arange(size, device=device) * num_tokens
     lengths_B = torch.full_like(starts_B, num_tokens)
     places_L = torch.arange(num_tokens, device=device)
-    places_21L = torch.stack([places_L - 1, places_L])[:, None]
+    places_21L = torch.stack([places_L, places_L - 1])[:, None]
     return request_T, starts_B, lengths_B, torch.ones_like(starts_B), places_21L
 
 

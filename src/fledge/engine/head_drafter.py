@@ -19,7 +19,7 @@ from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.calibration import Calibration
 from fledge.engine.draft_gains import expected_gains
-from fledge.engine.draft_passes import Scratch, steady_reading
+from fledge.engine.draft_passes import Scratch, own_numbers, steady_reading
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import SteadyBatch
@@ -178,7 +178,7 @@ class HeadDrafter:
         )
         if is_drafted_B is not None:
             # Nodes below themselves are below nobody: what is left to these requests is no draft.
-            own_N = torch.arange(trees.max_size, device=lens_B.device)
+            own_N = own_numbers(trees.max_size, lens_B.device)
             parents_BN = torch.where(is_drafted_B[:, None], trees.parents_BN, own_N)
             trees = replace(trees, parents_BN=parents_BN)
         return Draft(replace(trees, max_depth=plan.depth), candidates)

@@ -76,7 +76,7 @@ class FastHead:
     def rotation(self, positions: Tensor) -> Tensor:
         """Cosines and sines of positions of any shape, one row each."""
         rows = self._table_PD.index_select(0, positions.flatten())
-        return rows.view(*positions.shape, -1)
+        return rows.view(*positions.shape, rows.shape[1])
 
     def run(self, step: HeadStep, memory: KVPool) -> HeadOutput:
         """One draft step; outputs of the rows asked for, in their order."""

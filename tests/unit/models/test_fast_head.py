@@ -101,6 +101,7 @@ def run_both(head: Eagle3Head) -> None:
     fast = FastHead(head, embedding, spec, num_positions=16, layer=0)
     with choose_kernels("triton"):
         rotation = fast.rotation(packed.positions_T)
+        assert fast.rotation(packed.positions_T.view(1, -1)[:0]).shape == (0, *rotation.shape)
         got = fast.run(HeadStep(packed, hidden, rows, rotation, asked), pools[1])
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs[asked], rtol=2e-5, atol=2e-5)
