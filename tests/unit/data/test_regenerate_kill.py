@@ -25,7 +25,6 @@ from tests.unit.data.regenerate_support import (
     simple_rows,
 )
 
-NUM_KILLS = 10
 CONCURRENCY = 8
 ROOT = Path(__file__).parents[3]
 QUICK_FAULTS = tuple(fault for fault in ALL_FAULTS if fault != "hang")
@@ -45,7 +44,8 @@ def finished_turns(out: Path) -> set[tuple[int, str]]:
     return {(one.row, one.text.decode()) for one in entries if one and one.kind != "failed"}
 
 
-def test_ten_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_kills(tmp_path: Path, num_kills: int) -> None:
     chance = random.Random(8)
     source = make_source(tmp_path / "c", mixed_rows(100))
     with FlakyServer() as server:
@@ -53,8 +53,8 @@ def test_ten_kills(tmp_path: Path) -> None:
         num_answers = server.answered.total()
     out = tmp_path / "killed"
     with FlakyServer(faults=QUICK_FAULTS, max_faults=2, service_s=(0.005, 0.04)) as server:
-        step = num_answers // (NUM_KILLS + 2)
-        for number in range(NUM_KILLS):
+        step = num_answers // (num_kills + 2)
+        for number in range(num_kills):
             before = finished_turns(out)
             answered = Counter(server.answered)
             process = start(source, out, server.url)
@@ -72,7 +72,7 @@ def test_ten_kills(tmp_path: Path) -> None:
             assert_not_asked_again(server, answered, num_new=len(after - before))
         assert start(source, out, server.url).wait(60) == 0
         # Answers that were on their way when the process died may be asked for once more.
-        assert server.answered.total() - num_answers <= NUM_KILLS * CONCURRENCY
+        assert server.answered.total() - num_answers <= num_kills * CONCURRENCY
         assert len(server.answered) == num_answers
     assert read_manifest(out).fingerprint == calm.fingerprint
     assert output_bytes(out) == output_bytes(tmp_path / "calm")
