@@ -16,8 +16,11 @@ setup: ## make .venv, or bring it up to date
 demo: setup ## load the default target and watch it answer
 	@$(BIN)/fledge demo
 
-test: check ## check, then the default tests, one process per core
-	@$(BIN)/python -m pytest -n auto --dist worksteal
+# One process more than there are cores: many tests wait for programs they have started.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+
+test: check ## check, then the default tests, a process per core and one more
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: setup ## lint, format, types, layers
 	@$(BIN)/ruff check .

@@ -111,6 +111,7 @@ def test_chat_on_a_terminal(program: list[str], roomy_target_dir: Path) -> None:
         assert terminal.wait() == 0
 
 
+@pytest.mark.slow
 def test_answer_beyond_the_encoding_of_stdout(program: list[str], target_dir: Path) -> None:
     """The random target speaks in arbitrary bytes; ASCII shows them as question marks."""
     process = subprocess.run(

@@ -22,6 +22,7 @@ SETTINGS = EngineSettings(
 )
 
 
+@pytest.mark.slow
 def test_drafts_of_a_script() -> None:
     asked = prompts(1)
     expected = greedy("gemma3-hybrid", asked, max_tokens=5)

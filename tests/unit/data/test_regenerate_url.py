@@ -19,7 +19,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-@pytest.mark.parametrize("turns", ["last", "all"])
+@pytest.mark.parametrize("turns", [pytest.param("last", marks=pytest.mark.slow), "all"])
 def test_failures_leave_no_trace(turns: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "conversations", mixed_rows(100))
     with FlakyServer() as server:

@@ -402,7 +402,14 @@ def write_large(path: Path, layout: str) -> int:
     return num_rows
 
 
-@pytest.mark.parametrize("layout", ["lines", "array", "gzip", "parquet", "long line"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "lines",
+        "long line",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("array", "gzip", "parquet")),
+    ],
+)
 def test_memory_stays_bounded(tmp_path, layout):
     num_rows = write_large(tmp_path / "large", layout)
     process = subprocess.run(

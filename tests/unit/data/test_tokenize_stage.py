@@ -373,6 +373,7 @@ def test_an_interrupted_run_goes_on(
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == finished
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(
     large_job: tuple[TokenizeJob, Manifest], target: Path, tmp_path: Path
 ) -> None:

