@@ -148,7 +148,6 @@ def kill_when(process: subprocess.Popen[bytes], out: Path, pattern: str) -> None
     assert process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_road_killed_on_the_way(
     run: RunProgram, program: list[str], language_target: Path, tmp_path: Path

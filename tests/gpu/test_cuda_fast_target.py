@@ -216,9 +216,10 @@ def test_a_pass_does_not_wait_for_the_device() -> None:
     target = target_of(tiny_model("llama", dtype=torch.bfloat16).to(CUDA))
     with choose_target_path("fast"):
         buffers = Buffers(target, num_requests=2, chain=3)
-        buffers.run()
+        wanted = buffers.run().clone()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            buffers.run()
+            got = buffers.run()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(got, wanted)

@@ -50,6 +50,11 @@ def uses_kernels(tensor: Tensor) -> bool:
     return choice == "triton"
 
 
+def are_kernels_asked_for() -> bool:
+    """Whether `"triton"` was chosen: for paths that have not proven themselves on a GPU yet."""
+    return _choice() == "triton"
+
+
 def _choice() -> KernelChoice:
     return _chosen[-1] if _chosen else _choice_of_environment()
 

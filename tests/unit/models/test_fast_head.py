@@ -80,7 +80,8 @@ def make_pass(device: torch.device) -> TreePass:
     )
 
 
-def run_both(head: Eagle3Head) -> None:
+def run_both(head: Eagle3Head, fast: FastHead | None = None) -> FastHead:
+    """The same step both ways, by a fast head that is there already or a new one."""
     window = head.config.sliding_window
     spec = AttentionSpec(scale=0.3, window=window)
     embedding, hidden = random(40, 24, seed=91), random(11, 24, seed=92)
@@ -98,7 +99,7 @@ def run_both(head: Eagle3Head) -> None:
     embeds = head.embed(packed.token_ids_T, embedding)
     with choose_kernels("plain"):
         wanted = head(embeds, hidden[rows], packed.positions_T, attend)
-    fast = FastHead(head, embedding, spec, num_positions=16, layer=0)
+    fast = fast or FastHead(head, embedding, spec, num_positions=16, layer=0)
     with choose_kernels("triton"):
         rotation = fast.rotation(packed.positions_T)
         assert fast.rotation(packed.positions_T.view(1, -1)[:0]).shape == (0, *rotation.shape)
@@ -107,6 +108,7 @@ def run_both(head: Eagle3Head) -> None:
         torch.testing.assert_close(ours, theirs[asked], rtol=2e-5, atol=2e-5)
     for ours, theirs in zip(pools[1].layer(0), pools[0].layer(0), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+    return fast
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -129,9 +131,9 @@ def test_weights_loaded_later_are_seen() -> None:
     head, other = make_head(qk_norm=True), make_head(qk_norm=True)
     for weight in other.parameters():
         weight.add_(0.1)
-    run_both(head)
+    fast = run_both(head)
     head.load_state_dict(other.state_dict())
-    run_both(head)
+    assert run_both(head, fast) is fast, "the one that was made of the weights before"
 
 
 def test_a_cpu_stays_with_the_twin() -> None:
