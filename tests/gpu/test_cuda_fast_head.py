@@ -29,6 +29,14 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _fast_steps_are_asked_for() -> Iterator[None]:
+    with choose_kernels("triton"):
+        yield
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "135M": {
         "hidden_size": 576,
