@@ -58,6 +58,18 @@ def test_greedy_without_a_head() -> None:
     assert token_ids(answers) == greedy("llama", asked)
 
 
+def test_waiting_for_every_cycle_says_the_same() -> None:
+    _, target = pair("llama")
+    asked = prompts()[:3]
+    head = tiny_head(target, draft_vocab_size=97)
+    engine = Engine(target, head, ahead("chain"), waits_for_cycles=True)
+    running = [engine.add(engine.make_request(one, SamplingParams(max_tokens=12))) for one in asked]
+    while not all(seq.has_ended for seq in running):
+        engine.step()
+        assert not engine._cycle._steady.is_running
+    assert [seq.output_ids for seq in running] == [ids[:12] for ids in greedy("llama", asked)]
+
+
 @pytest.fixture(scope="module")
 def forced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Eagle3Head]:
     """A pair whose drafts are all right."""

@@ -36,10 +36,12 @@ class Cycle:
         steady: Steady,
         controller: Controller,
         settings: EngineSettings,
+        waits_for_cycles: bool = False,
     ) -> None:
         self._cache, self._scheduler = cache, scheduler
         self._drafter, self._verifier, self._steady = drafter, verifier, steady
         self._controller, self._settings = controller, settings
+        self._waits_for_cycles = waits_for_cycles
         self._plan = PLAIN
         self._is_waiting = False
         """Whether the plan is one that cycles in flight have to end for."""
@@ -138,6 +140,8 @@ class Cycle:
         self._serve_beside(
             [seq for seq in [*plan.drafting, *plan.plain] if not self._steady.holds(seq)]
         )
+        while self._waits_for_cycles and self._steady.is_running:
+            self._finish_ahead()
         return True
 
     def _run_ahead(self) -> None:

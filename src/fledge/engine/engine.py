@@ -37,6 +37,7 @@ from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
 from fledge.models.self_check import TESTED_MODEL_TYPES, check_same_as_transformers
+from fledge.models.shipped_heads import choose_head, describe_drafting
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
 from fledge.ops.logit_rules import TokenCounts
@@ -60,12 +61,14 @@ class Engine:
         drafter: Drafter | None = None,
         times: PassTimes | None = None,
         measured_with: SyntheticWalk | None = None,
+        waits_for_cycles: bool = False,
     ) -> None:
         """`drafter` replaces the head, for tests and for other kinds of draft.
 
         `times` is what the adaptive controller needs to know of the machine; without it drafting
         follows the settings in every cycle. `measured_with` makes drafts right by chance and the
-        answers worthless: it is for measuring an engine, and no command that answers has it.
+        answers worthless: it is for measuring an engine, and no command that answers has it. Nor
+        has one `waits_for_cycles`, which shows what running ahead of the host is worth.
         """
         self.target = target
         self.settings = settings or EngineSettings()
@@ -93,6 +96,7 @@ class Engine:
             steady=Steady(target, self._cache, drafter, self.settings, walk),
             controller=self._controller,
             settings=self.settings,
+            waits_for_cycles=waits_for_cycles,
         )
         self._num_added = 0
 
@@ -107,15 +111,23 @@ class Engine:
         dtype: str = "auto",
         progress: Progress | None = None,
     ) -> "Engine":
-        """Build an engine from names: a target as `--target` takes it, a head's directory."""
+        """Build an engine from names: a target as `--target` takes it, a head's directory.
+
+        `default` is the head that comes with fledge for the target, and none where there is none;
+        settings that ask for no tree of their own then draft as tuning found best.
+        """
         place = pick_device(device)
         precision = pick_dtype(dtype, place)
+        directory, settings = choose_head(
+            head, target, settings, device_kind=place.type, progress=progress
+        )
         # The head is read first: it is small, and a wrong path should not cost a target's loading.
-        loaded_head = load_head(Path(head)) if head is not None else None
+        loaded_head = load_head(directory) if directory is not None else None
         resolved = resolve_target(target, progress=progress)
         progress = progress or SilentProgress()
         name = str(precision).removeprefix("torch.")
         progress.note(f"{target}: {resolved.origin}; running in {name} on {place}")
+        progress.note(describe_drafting(directory, settings))
         loaded = Target.load(resolved.directory, dtype=precision, device=place)
         if unused := loaded.unused_generation_settings:
             progress.note(
@@ -126,7 +138,7 @@ class Engine:
             check_same_as_transformers(loaded)
         if loaded.why_plain is not None:
             progress.note(f"{target} runs on transformers' layers: {loaded.why_plain}")
-        settings, times = settings or EngineSettings(), None
+        times = None
         if loaded_head is not None and settings.controller == "adaptive":
             loaded_head = fit_to_target(loaded_head, loaded)
             with progress.task("timing passes", unit=""):

@@ -32,7 +32,7 @@ def measure_pass_times(
     timer = _PassTimer(target, head)
     shape = f"{head.config}"
     return load_or_measure(
-        f"{machine_key(target.device)} | {name} | {target.dtype} | {shape} | captured",
+        f"{machine_key(target.device)} | {name} | {target.dtype} | {shape} | captured, varied",
         default_cache_dir(),
         max_tokens=min(_MOST_TOKENS, settings.max_pass_tokens),
         measure_target=timer.target_s,
@@ -122,7 +122,8 @@ class _PassTimer:
         num_blocks = -(-(num_context + num_tokens) // _BLOCK_SIZE)
         table_BP = torch.arange(num_blocks, device=device)[None]
         return make_tree_pass(
-            chain_tokens_C=torch.arange(num_tokens, device=device) % 7,
+            # Different ones: a router sends copies of a token to the same few experts.
+            chain_tokens_C=torch.arange(num_tokens, device=device) * 7919 % self._target.vocab_size,
             chain_B=torch.tensor([num_tokens], device=device),
             context_B=torch.tensor([num_context], device=device),
             trees=None,

@@ -1,7 +1,7 @@
 """Pass times come from real passes of the right size, are kept, and are not confused.
 
 Catches: a time that includes what prepares the pass, a pass of another size than asked, minutes
-spent on filling a context nobody reads, and times of one head used for another.
+spent on filling a context nobody reads, copies of one token, and times of one head used for another.
 """
 
 from pathlib import Path
@@ -45,6 +45,19 @@ def test_a_target_pass_of_so_many_tokens(
 ) -> None:
     assert _PassTimer(target, tiny_head(target)).target_s(num_tokens) > 0
     assert passes == [(num_tokens, num_tokens)]
+
+
+def test_tokens_are_different_ones(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of one would go to the same experts, and look cheaper than drafts are."""
+    forward, seen = target.forward, []
+
+    def watched(packed: Any, *args: Any, **options: Any) -> Any:
+        seen.append(packed.token_ids_T)
+        return forward(packed, *args, **options)
+
+    monkeypatch.setattr(target, "forward", watched)
+    _PassTimer(target, tiny_head(target)).target_s(64)
+    assert len(seen[0].unique()) >= 60
 
 
 def test_a_context_is_seen_but_not_read(target: Target, passes: list[tuple[int, int]]) -> None:
