@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fledge.contracts.errors import ArtifactError, ConfigError
-from fledge.contracts.settings import CONTROLLERS, ControllerName, TreeSettings
+from fledge.contracts.settings import (
+    CONTROLLERS,
+    ControllerName,
+    EngineSettings,
+    TreeSettings,
+)
 
 TUNING_NAME = "tune.json"
 """What a tuning measured: `rows` of depth, width, budget and speedup, and the `best` of them."""
@@ -40,6 +45,9 @@ class TunedSettings:
     made_for: TunedFor | None = None
     """None for files that were written by hand."""
 
+    concurrency: int = 1
+    """Most requests in flight that it was measured with."""
+
     def __post_init__(self) -> None:
         if self.controller is not None and self.controller not in CONTROLLERS:
             raise ConfigError(
@@ -56,6 +64,25 @@ class TunedSettings:
         return self.chain_depth or self.tree.depth
 
 
+def obey(tuned: TunedSettings | None, settings: EngineSettings) -> EngineSettings:
+    """Draft as tuning found best, where the settings ask for nothing else.
+
+    A fixed tree that pays for one request is a loss in a full batch, so the tuned controller counts
+    only where no more requests run together than were measured.
+    """
+    usual = EngineSettings()
+    if tuned is None or settings.tree != usual.tree:
+        return settings
+    controller = settings.controller
+    if (
+        tuned.controller is not None
+        and controller == usual.controller
+        and settings.max_requests <= tuned.concurrency
+    ):
+        controller = tuned.controller
+    return replace(settings, tree=tuned.tree, controller=controller)
+
+
 def read_tuned(path: Path) -> TunedSettings:
     """The settings that a tuning found best: its directory, or its `tune.json`."""
     file = path / TUNING_NAME if path.is_dir() else path
@@ -70,6 +97,8 @@ def read_tuned(path: Path) -> TunedSettings:
         chain_depth = max(chains, key=_speed_up)["depth"] if chains else None
         made_for = _made_for(document)
         controller = best.get("controller")
+        loads = document.get("concurrency", 1)
+        concurrency = max(loads) if isinstance(loads, list) else int(loads)
     except OSError as error:
         raise ArtifactError(f"there are no tuned settings at {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -78,7 +107,11 @@ def read_tuned(path: Path) -> TunedSettings:
             "give the directory that it wrote."
         ) from error
     return TunedSettings(
-        tree=tree, chain_depth=chain_depth, controller=controller, made_for=made_for
+        tree=tree,
+        chain_depth=chain_depth,
+        controller=controller,
+        made_for=made_for,
+        concurrency=concurrency,
     )
 
 
