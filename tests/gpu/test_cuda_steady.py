@@ -92,3 +92,32 @@ def test_work_that_cannot_be_captured_is_done_all_the_same(
 
     assert [graphs.run("asking", work)[0] for _ in range(3)] == [1.0, 2.0, 3.0]
     assert "cannot be captured here" in caplog.text
+
+
+def test_a_graph_may_be_forgotten_while_the_device_runs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver frees it when it is done; what it computes is right all the same."""
+    monkeypatch.setattr("fledge.engine.graphs._MOST_GRAPHS", 1)
+    graphs = Graphs(CUDA)
+    matrix = torch.eye(4096, device=CUDA)
+    value = torch.arange(4096.0, device=CUDA)[:, None].repeat(1, 4096)
+    outcome = torch.zeros_like(value)
+
+    def slow() -> None:
+        found = value
+        for _ in range(100):
+            found = matrix @ found
+        outcome.copy_(found)
+
+    other = torch.zeros(1, device=CUDA)
+    for _ in range(2):
+        graphs.run("slow", slow)
+    torch.cuda.synchronize()
+    outcome.zero_()
+    graphs.run("other", lambda: other.add_(1))
+    graphs.run("slow", slow)
+    graphs.run("other", lambda: other.add_(1))  # takes its place while it runs
+    assert len(graphs) == 1
+    assert torch.equal(outcome, value)
+    assert other.item() == 2

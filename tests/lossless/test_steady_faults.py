@@ -20,7 +20,7 @@ from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.ops.tree import Candidates
 from tests.engines.forced_pair import CIRCLE, save_forced_head, save_forced_target
-from tests.lossless.support import token_ids
+from tests.lossless.support import pair, token_ids
 
 Pair = tuple[Target, Eagle3Head]
 
@@ -101,6 +101,40 @@ def test_one_that_waits_shares_what_is_there(forced: Pair) -> None:
     assert not first.has_ended
     engine.abort([first, second])
     engine.check_integrity()
+
+
+def test_one_that_waits_is_read_in_the_pieces_that_windows_have_room_for() -> None:
+    """Where it was not, the batch was awaited again and again for a request that never came in."""
+    _, target = pair("mistral-sliding")
+    few = EngineSettings(
+        graphs="on", cache_tokens=60, block_size=4, max_requests=4, max_pass_tokens=64
+    )
+    engine = Engine(target, settings=few)
+    running = [engine.add(engine.make_request([5 + i] * 9, params(60))) for i in range(3)]
+    for _ in range(4):
+        engine.step()
+    asked = list(range(3, 83))
+    late = engine.add(engine.make_request(asked, params(4)))
+    while not late.has_ended:
+        engine.step()
+    assert not any(seq.has_ended for seq in running)
+    engine.abort(running)
+    engine.check_integrity()
+    alone = Engine(target, settings=EngineSettings(graphs="off"))
+    assert late.output_ids == token_ids(alone.generate([asked], params(4)))[0]
+
+
+def test_plain_cycles_take_no_room_for_drafts(forced: Pair) -> None:
+    target, head = forced
+    engine = Engine(target, head, settings(8, 8, 60, block_size=4))
+    engine._cycle._controller = Watching(engine.settings.tree, num_plain=1000)
+    seq = engine.add(engine.make_request([CIRCLE[0]] * 4, params(30)))
+    while not seq.has_ended:
+        engine.step()
+        held = len(seq.blocks.get(None, ()))
+        # What is in flight may have said a token each.
+        assert held <= -(-(seq.len + 2) // 4), "more than its tokens need"
+    assert seq.output_ids == following(0, 30)
 
 
 class Watching(FixedController):

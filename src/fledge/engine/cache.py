@@ -8,7 +8,6 @@ A request's tokens are numbered from 0. Of a running request, numbers below `kv_
 entries; the numbers behind are room for the tokens and drafts of the next pass.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine.blocks import NOT_THERE, BlockPool
+from fledge.engine.cache_integrity import check_blocks
 from fledge.engine.known_prefixes import KnownPrefixes
 from fledge.engine.prefix import PrefixNode
 from fledge.engine.sequence import Sequence
@@ -232,6 +232,17 @@ class PagedCache:
             self._write_table(seq, first)
         return True
 
+    def most_readable(self, seq: Sequence) -> int:
+        """Tokens of a request that its windows have room to read in the next pass, at least one."""
+        ends = [
+            len(blocks) + self._pools[window].num_available
+            for window, blocks in seq.blocks.items()
+            if window is not None
+        ]
+        if not ends:
+            return self.max_chunk
+        return max(1, min(self.max_chunk, min(ends) * self.block_size - seq.kv_len))
+
     def trim(self, seq: Sequence, num_tokens: int) -> bool:
         """Give back the blocks behind numbers below `num_tokens`; whether there were any."""
         needed = self._num_blocks(num_tokens)
@@ -283,18 +294,4 @@ class PagedCache:
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """No block is lost, none is shared wrongly, and the tables say what the requests hold."""
-        running = list(sequences)
-        for window, pool in self._pools.items():
-            readers: Counter[int] = Counter()
-            for seq in running:
-                held = [block for block in seq.blocks[window] if block != NOT_THERE]
-                assert len(held) == len(set(held)), "a request holds a block twice"
-                readers.update(held)
-                rest = self._tables_width - len(seq.blocks[window])
-                shown: list[int] = self._tables[window][seq.row].tolist()
-                assert shown == seq.blocks[window] + [NOT_THERE] * rest, (
-                    "a table shows other blocks than are held"
-                )
-            pool.check_integrity(readers)
-        rows = [seq.row for seq in running] + self._free_rows
-        assert sorted(rows) == list(range(len(rows))), "a row of the tables is lost"
+        check_blocks(list(sequences), self._pools, self._tables, self._free_rows)

@@ -128,7 +128,7 @@ class Cycle:
         """
         drafting = [seq for seq in plan.drafting if self._steady.can_run(seq)]
         plain = [seq for seq in plan.plain if self._steady.can_run(seq)]
-        if not self._steady.accepts([*drafting, *plain]):
+        if not self._steady.accepts([*drafting, *plain], is_plain=draft_plan.is_plain):
             return False
         if draft_plan.is_plain:
             plain, drafting = [*drafting, *plain], []

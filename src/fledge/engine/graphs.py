@@ -17,7 +17,11 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 _MOST_GRAPHS = 128
-"""Graphs that are kept; the one not used for longest goes first."""
+"""Graphs that are kept; the one not used for longest goes first. One that the device still runs may
+go too: the driver frees it when it is done, and its memory is written by later work alone."""
+
+_MOST_SEEN = 4 * _MOST_GRAPHS
+"""Kinds that are known to have run once; a kind that is forgotten runs piece by piece again."""
 
 
 class _Captured(Generic[Result]):
@@ -33,7 +37,7 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_capturing = device.type == "cuda"
-        self._seen: set[Hashable] = set()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Any]] = OrderedDict()
         self._pool: Any = None
         self._num_captured = 0
@@ -56,8 +60,11 @@ class Graphs:
             self.num_cold += 1
             if kind not in self._seen:
                 result = work()
-                self._seen.add(kind)  # only now: a run that was cut short has prepared nothing
+                self._seen[kind] = None  # only now: a run that was cut short has prepared nothing
+                if len(self._seen) > _MOST_SEEN:
+                    self._seen.popitem(last=False)
                 return result, None
+            self._seen.move_to_end(kind)
             found = self._try_to_capture(work)
             if found is None:
                 return work(), None

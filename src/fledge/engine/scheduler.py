@@ -186,7 +186,9 @@ class Scheduler:
             if left <= 0 or seq.row < 0:
                 continue
             chunk = min(seq.num_unread, left, self._cache.max_chunk)
-            if self._find_room(plan, seq, chunk):
+            if not self._find_room(plan, seq, chunk):
+                chunk = min(chunk, self._cache.most_readable(seq))
+            if self._cache.reserve(seq, seq.kv_len + chunk):
                 self._read(plan, seq, chunk)
                 left -= chunk
         return left
@@ -213,7 +215,7 @@ class Scheduler:
             if above is not None and seq.priority <= above:
                 break
             self._cache.start(seq)
-            chunk = min(seq.num_unread, left, self._cache.max_chunk)
+            chunk = min(seq.num_unread, left, self._cache.most_readable(seq))
             if (
                 not self._has_room(seq)
                 or self._is_being_read(seq)

@@ -131,9 +131,10 @@ class Steady:
             each = min(NODE_GRID, key=lambda step: abs(math.log(step / each)))
         return replace(plan, nodes=min(max(1, round(each * size)), room))
 
-    def accepts(self, sequences: Many[Sequence]) -> bool:
+    def accepts(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
         """Whether cycles of these requests can run ahead of the host, and have room to."""
-        return bool(sequences) and all(map(self.can_run, sequences)) and self._reserve(sequences)
+        can_run = bool(sequences) and all(map(self.can_run, sequences))
+        return can_run and self._reserve(sequences, is_plain=is_plain)
 
     def holds(self, seq: Sequence) -> bool:
         """Whether it has a place in the batch."""
@@ -192,13 +193,17 @@ class Steady:
             return False
         if self._started[-1].plan.is_plain != plan.is_plain:
             return False
-        return all(map(self._has_positions, alive)) and self._reserve(alive)
+        is_plain = plan.is_plain
+        return all(map(self._has_positions, alive)) and self._reserve(alive, is_plain=is_plain)
 
-    def _reserve(self, sequences: Many[Sequence]) -> bool:
+    def _reserve(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
         """Room for whatever the next cycle may write; False where there is not enough."""
-        ahead = len(self._started) * self._num_levels
-        behind = max(self._drafter.num_scratch, self._num_levels)
-        return all(self._cache.reserve(seq, seq.len + ahead + behind) for seq in sequences)
+        if is_plain:  # a token each, and so do those in flight: plans of one kind follow each other
+            most = len(self._started)
+        else:
+            ahead = len(self._started) * self._num_levels
+            most = ahead + max(self._drafter.num_scratch, self._num_levels)
+        return all(self._cache.reserve(seq, seq.len + most) for seq in sequences)
 
     def start(self, plan: DraftPlan, load: Load) -> None:
         """Ask the device for a cycle."""
