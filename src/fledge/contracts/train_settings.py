@@ -86,6 +86,9 @@ class OptimizerSettings:
     clip: float = 0.5
     """Largest norm of the gradient; 0 does not clip."""
 
+    balanced_taps: bool = True
+    """Learn the weights that fuse the taps in units of each channel's size."""
+
     ema: float = 0.0
     """Decay of an average of the weights that is saved and measured instead; 0 keeps none."""
 
@@ -137,6 +140,9 @@ class TrainSettings:
     """From features, or a corpus and a live target, to a head."""
 
     epochs: int = 4
+    share: float = 1.0
+    """Of the conversations that are not held out: what is learned from."""
+
     max_steps: int = 0
     """Stop after so many steps even if epochs are left; 0 does not."""
 
@@ -169,6 +175,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_range("epochs", self.epochs, 1)
+        check_range("share", self.share, 1e-6, 1)
         for name in ("max_steps", "checkpoint_every", "keep_checkpoints"):
             check_range(name, getattr(self, name), 0)
         check_range("micro_tokens", self.micro_tokens, 16)

@@ -30,7 +30,11 @@ from fledge.data.self_topics import LANGUAGES, SYSTEM_PROMPTS, TOPICS, Language
 from fledge.data.user_turns import UserTurns
 from fledge.engine.engine import Engine
 
-_BATCH_TRIES = 64
+_BATCH_TRIES = (64, 1024)
+_BATCH_SHARE = 16
+"""Tries are asked for together, and written down together: between so few and so many, a sixteenth
+of the rows otherwise. Large runs are for machines that answer many at once."""
+
 _TRIES_PER_ROW = 5
 """A target that needs more tries than this is not fit for writing prompts."""
 
@@ -109,7 +113,8 @@ class SelfPromptWriter:
         self, source: SourceSettings, settings: SelfSettings, seed: int, max_tries: int
     ) -> Iterator[tuple[Try, Draft]]:
         """Tries and what came of them, from the journal as far as it goes."""
-        size = min(_BATCH_TRIES, settings.rows)
+        fewest, most = _BATCH_TRIES
+        size = min(max(fewest, min(settings.rows // _BATCH_SHARE, most)), settings.rows)
         batches = (
             [self._plan(source, settings, seed, number) for number in range(start, start + size)]
             for start in range(0, max_tries, size)

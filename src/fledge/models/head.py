@@ -189,14 +189,18 @@ class Eagle3Head(nn.Module):
 
     def fuse(self, features_TF: Tensor) -> Tensor:
         """Tapped target features to the head's width."""
+        fused: Tensor = self.fc(self.fusion_input(features_TF))
+        return fused
+
+    def fusion_input(self, features_TF: Tensor) -> Tensor:
+        """Tapped target features as `fc` reads them."""
         if self.config.norm_before_fc:
             features_TF = self.input_norm(features_TF)
         if self.config.fc_norm:
             taps = torch.split(features_TF, self.config.target_hidden_size, dim=-1)
             normed = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
             features_TF = torch.cat(normed, dim=-1)
-        fused: Tensor = self.fc(features_TF)
-        return fused
+        return features_TF
 
     def forward(
         self, embeds_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fledge.contracts.progress import Progress
@@ -13,12 +14,13 @@ from fledge.models.placement import pick_dtype
 from fledge.models.target import Target
 from fledge.models.target_reading import Readout
 from fledge.training.distributed import Processes, wrap
+from fledge.training.feature_sizes import measure_sizes
 from fledge.training.head_init import make_head
 from fledge.training.measuring import Measurer, make_decoder, pack_held_out
 from fledge.training.offline import OfflineSource
 from fledge.training.online import OnlineSource
 from fledge.training.optimizer import Optimizer
-from fledge.training.order import Division, TrainingOrder, divide
+from fledge.training.order import Division, TrainingOrder, divide, some_of
 from fledge.training.sources import Source
 from fledge.training.train_input import TrainInput
 from fledge.training.trainer import Parts
@@ -28,16 +30,17 @@ from fledge.training.ttt import TTTModule
 def make_order(given: TrainInput, settings: TrainSettings) -> tuple[Division, TrainingOrder]:
     """Which samples are learned from, in which order, and which are held out."""
     division = divide(given.samples.row_hashes, settings.held_out.share)
+    trained = some_of(division.trained, given.samples.row_hashes, settings.share)
     order = TrainingOrder(
-        division.trained,
-        given.samples.lengths[division.trained],
+        trained,
+        given.samples.lengths[trained],
         seed=settings.seed,
         epochs=settings.epochs,
         micro_tokens=settings.micro_tokens,
         batch_tokens=settings.batch_tokens,
         max_steps=settings.max_steps,
     )
-    return division, order
+    return Division(trained, division.held_out), order
 
 
 def load_target(given: TrainInput, settings: TrainSettings, progress: Progress) -> Target:
@@ -68,9 +71,10 @@ def assemble(
     )
     exhibit = Eagle3Head(head.config, head.draft_to_target_V)
     source = _source(given, settings, target, head.draft_to_target_V)
-    inner = _module(head.to(given.device), embedding_VD, readout, settings)
+    units = _units(head.to(given.device), source, division.trained, settings, processes)
+    inner = _module(head, embedding_VD, readout, settings)
     module = wrap(inner, processes, settings.parallel)
-    optimizer = Optimizer(inner, settings.optimizer, order.num_steps)
+    optimizer = Optimizer(inner, settings.optimizer, order.num_steps, units=units)
     is_copied = optimizer.average is not None or (
         processes.count > 1 and settings.parallel == "fsdp"
     )
@@ -92,6 +96,23 @@ def assemble(
             processes=processes,
         )
     return Parts(module, optimizer, source, order, measurer, exhibit)
+
+
+def _units(
+    head: Eagle3Head,
+    source: Source,
+    positions: NDArray[np.int64],
+    settings: TrainSettings,
+    processes: Processes,
+) -> dict[str, Tensor]:
+    """What weights of a new head are learned in; all processes have the units of the first."""
+    if not settings.optimizer.balanced_taps:
+        return {}
+    sizes_F = measure_sizes(head, source, positions).cpu()
+    units_F = 1 / processes.gather(sizes_F)[0].to(head.fc.weight.device)
+    with torch.no_grad():
+        head.fc.weight.mul_(units_F)
+    return {"head.fc.weight": units_F}
 
 
 def _source(

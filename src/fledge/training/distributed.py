@@ -118,6 +118,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor; rows are shared out, columns are not."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 @torch.no_grad()
 def fill(tensor: Tensor, content: Tensor) -> None:
     """Copy whole content into a tensor, or into this process's part of it."""

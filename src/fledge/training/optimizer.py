@@ -4,7 +4,7 @@ Nothing here waits for the device: the norm of the gradient stays there until so
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from fledge.contracts.train_settings import OptimizerSettings
-from fledge.training.distributed import whole
+from fledge.training.distributed import own_part, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW remembers of each weight."""
@@ -47,8 +47,13 @@ class Optimizer:
         num_steps: int,
         *,
         is_fused: bool | None = None,
+        units: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`is_fused` runs each step as one kernel; None does so on a GPU."""
+        """`is_fused` runs each step as one kernel; None does so on a GPU.
+
+        `units` are powers of two, one for each column of some weights, by the weights' names: those
+        are learned as multiples of them.
+        """
         self._settings = settings
         self._num_steps = num_steps
         self.weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
@@ -62,6 +67,7 @@ class Optimizer:
             fused=self._is_fused,
             foreach=False,
         )
+        self._in_units = [(self.weights[name], unit) for name, unit in (units or {}).items()]
         self.average: dict[str, Tensor] | None = None
         if settings.ema:
             self.average = {name: one.detach().clone() for name, one in self.weights.items()}
@@ -80,6 +86,9 @@ class Optimizer:
 
     def clip(self) -> Tensor:
         """Shorten the gradients to the largest norm; returns the norm they had, on the device."""
+        for weight, unit in self._in_units:
+            if weight.grad is not None:
+                own_part(weight.grad).mul_(unit)
         limit = self._settings.clip or math.inf
         norm = whole(nn.utils.clip_grad_norm_(self._list, limit))
         if self.skips_bad_steps:
@@ -91,7 +100,12 @@ class Optimizer:
         """Use up the gradients at a step counted from 0."""
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate(self._settings, number, self._num_steps)
-        self._adamw.step()
+        with torch.no_grad():
+            for weight, unit in self._in_units:
+                own_part(weight).div_(unit)
+            self._adamw.step()
+            for weight, unit in self._in_units:
+                own_part(weight).mul_(unit)
         self._adamw.zero_grad(set_to_none=True)
         if self.average is not None:
             self._average(number)

@@ -23,6 +23,7 @@ _WINDOW_MICRO_BATCHES = 64
 room over, few enough to stay shuffled."""
 
 _HASHES = 2.0**64
+_MIXING = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Division(NamedTuple):
@@ -47,6 +48,22 @@ def divide(row_hashes: NDArray[np.uint64], share: float) -> Division:
             "--set train.held_out.share=0."
         )
     return Division(np.flatnonzero(~chosen), np.flatnonzero(chosen))
+
+
+def some_of(
+    positions: NDArray[np.int64], row_hashes: NDArray[np.uint64], share: float
+) -> NDArray[np.int64]:
+    """The positions of a share of the conversations; a larger share has those of a smaller one.
+
+    By another hash than what is held out, or the share would be of what that left over.
+    """
+    if share == 1:
+        return positions
+    mixed = row_hashes[positions] * _MIXING
+    chosen = mixed < np.uint64(share * _HASHES)
+    if len(positions) and not chosen.any():
+        chosen = mixed == mixed.min()
+    return positions[chosen]
 
 
 def choose(positions: NDArray[np.int64], count: int, *, seed: int) -> NDArray[np.int64]:

@@ -158,3 +158,23 @@ def test_a_step_that_is_skipped_leaves_the_average_alone() -> None:
         optimizer.step(step)
         is_same = [torch.equal(before[name], one) for name, one in optimizer.shown.items()]
         assert is_same == [size == math.inf] * len(is_same)
+
+
+def test_weights_with_units_are_learned_as_multiples_of_them() -> None:
+    """As if the inputs were divided by their sizes first, bit by bit."""
+    ours, theirs = network(), network()
+    units = torch.tensor([0.25, 1.0, 2.0, 64.0])
+    settings = OptimizerSettings(warmup=0.0, clip=0.5, weight_decay=0.1, learning_rate=0.01)
+    with torch.no_grad():
+        ours[0].weight.mul_(units)
+    in_units = Optimizer(ours, settings, 5, units={"0.weight": units})
+    ordinary = Optimizer(theirs, settings, 5)
+    inputs = torch.tensor([[1.0, -2.0, 0.5, 0.125], [3.0, 1.0, -1.0, 0.25]])
+    for step in range(5):
+        ours(inputs / units).square().sum().backward()
+        theirs(inputs).square().sum().backward()
+        assert torch.equal(in_units.clip(), ordinary.clip())
+        in_units.step(step)
+        ordinary.step(step)
+    assert torch.equal(ours[0].weight, theirs[0].weight * units)
+    assert torch.equal(ours[1].weight, theirs[1].weight)

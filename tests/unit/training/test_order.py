@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fledge.contracts.errors import ConfigError
-from fledge.training.order import TrainingOrder, choose, divide, pack_in_order
+from fledge.training.order import TrainingOrder, choose, divide, pack_in_order, some_of
 
 HASHES = np.random.default_rng(0).integers(0, 2**64, 400, dtype=np.uint64)
 
@@ -113,3 +113,14 @@ def test_samples_for_measuring_are_packed_tightly() -> None:
     assert sorted(np.concatenate(packed).tolist()) == list(range(200))
     assert max(sizes[members].sum() for members in packed) <= 1024
     assert len(packed) <= 1.05 * sizes.sum() / 1024 + 1
+
+
+def test_a_share_is_of_conversations_and_part_of_every_larger_share() -> None:
+    trained = divide(np.repeat(HASHES, 3), 0.1).trained
+    hashes = np.repeat(HASHES, 3)
+    quarter, half = some_of(trained, hashes, 0.25), some_of(trained, hashes, 0.5)
+    assert set(quarter) < set(half) < set(trained)
+    assert 0.4 < len(half) / len(trained) < 0.6
+    assert not set(half // 3) & (set(trained // 3) - set(half // 3))
+    assert some_of(trained, hashes, 1.0) is trained
+    assert len(some_of(trained[:3], hashes, 1e-6)) >= 1
