@@ -22,16 +22,17 @@ from fledge.store.manifest import CORPUS, Plan
 from fledge.store.stage_directory import open_stage
 from fledge.store.vocab_map import VOCAB_MAP_NAME, VocabMap
 
+_LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 8192,
-    },
+    "llama-8b": {**_LLAMA_8B, "max_position_embeddings": 8192},
+    "llama-8b-long": {**_LLAMA_8B, "max_position_embeddings": 40960},
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 96,

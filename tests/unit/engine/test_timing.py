@@ -1,7 +1,7 @@
 """Pass times come from real passes of the right size, are kept, and are not confused.
 
 Catches: a time that includes what prepares the pass, a pass of another size than asked, minutes
-spent on filling a context nobody reads, copies of one token, and times of one head used for another.
+spent on filling a context nobody reads, copies of one token, times of one head used for another.
 """
 
 from pathlib import Path
