@@ -33,6 +33,39 @@ _LLAMA_8B = {
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {**_LLAMA_8B, "max_position_embeddings": 8192},
     "llama-8b-long": {**_LLAMA_8B, "max_position_embeddings": 40960},
+    # Layers of Qwen3-30B-A3B, a quarter of them: they are alike, and made within seconds.
+    "qwen3-moe-12-layers": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+    "tiny-moe": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "vocab_size": 300,
+        "max_position_embeddings": 8192,
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -51,7 +84,7 @@ def load_target(name: str | None, shape: str, device_name: str, dtype_name: str)
     dtype = pick_dtype(dtype_name, device)
     if name is not None:
         return Target.load(resolve_target(name).directory, dtype=dtype, device=device)
-    config = AutoConfig.for_model("llama", **SHAPES[shape])
+    config = AutoConfig.for_model(**{"model_type": "llama", **SHAPES[shape]})
     with torch.device(device):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
