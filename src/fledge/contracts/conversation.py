@@ -6,6 +6,7 @@ None beside tool calls); an assistant may carry `reasoning_content` and `tool_ca
 dictionaries, since chat templates read them so. User messages in a row are turns not yet answered.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +18,20 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 AnswerFinish = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+_COPY = re.compile(r"~([1-9][0-9]*)$")
+
+
+def copy_id(row_id: str, copy: int) -> str:
+    """The id of a row that is asked again, for the second time with a `copy` of 1."""
+    return f"{row_id}~{copy + 1}" if copy else row_id
+
+
+def split_copy_id(row_id: str) -> tuple[str, int]:
+    """The id of the row that is asked, and how many times it was asked before."""
+    found = _COPY.search(row_id)
+    return (row_id[: found.start()], int(found[1]) - 1) if found else (row_id, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

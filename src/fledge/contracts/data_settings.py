@@ -206,6 +206,9 @@ class RegenerateSettings:
     turns: Turns = "last"
     """`last` drops the last assistant turn and asks for it; `all` asks for each in order."""
 
+    answers: int = 1
+    """Answers to each row, each at the next of the temperatures."""
+
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     """One is chosen per row by its id, evenly."""
 
@@ -230,8 +233,14 @@ class RegenerateSettings:
         for temperature in self.temperatures:
             check_range("a temperature", temperature, 0, 5)
         check_range("top_p", self.top_p, 0.01, 1)
-        for name in ("max_tokens", "concurrency"):
+        for name in ("answers", "max_tokens", "concurrency"):
             check_range(name, getattr(self, name), 1)
+        if self.answers > len(self.temperatures) and 0 in self.temperatures:
+            raise ConfigError(
+                f"answers is {self.answers} and temperatures has {len(self.temperatures)}, one of "
+                "them 0: the target would say the same again. Ask for at most "
+                f"{len(self.temperatures)} answers, or leave out the 0."
+            )
         check_range("retries", self.retries, 0)
         check_range("timeout_s", self.timeout_s, 1)
 

@@ -3,11 +3,12 @@
 import hashlib
 import json
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from fledge.contracts.conversation import Conversation
+from fledge.contracts.conversation import Conversation, copy_id
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress
 from fledge.store.manifest import Manifest
@@ -17,9 +18,15 @@ from fledge.store.rows import row_files
 class InputRows:
     """Conversations by their position in a directory, counted over all its files from 0."""
 
-    def __init__(self, directory: Path, manifest: Manifest, progress: Progress) -> None:
-        """Reads the files once and refuses those that are not what the manifest says."""
+    def __init__(
+        self, directory: Path, manifest: Manifest, progress: Progress, *, copies: int = 1
+    ) -> None:
+        """Reads the files once and refuses those that are not what the manifest says.
+
+        Behind the last row they begin anew, `copies` times in all, with ids that tell them apart.
+        """
         self.directory = directory
+        self._copies = copies
         self._paths = row_files(directory)
         self._offsets = array("q")
         self._file_of = array("i")
@@ -46,9 +53,14 @@ class InputRows:
         return offset
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._offsets) * self._copies
 
     def __getitem__(self, row: int) -> Conversation:
+        copy, row = divmod(row, len(self._offsets))
+        found = self._read(row)
+        return replace(found, id=copy_id(found.id, copy)) if copy else found
+
+    def _read(self, row: int) -> Conversation:
         number = self._file_of[row]
         file = self._file(number)
         file.seek(self._offsets[row])

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
 
 from fledge.contracts.errors import ArtifactError, CapacityError
 from fledge.features.capture_layout import FINAL, TAPS, final_codec, taps_codec
@@ -27,6 +26,7 @@ from fledge.ops.micro_batch import TargetRows
 from fledge.store.channels import Channels
 from fledge.store.corpus_shard import Sample, token_dtype
 from fledge.store.feature_layout import EncodedSample, FeatureLayout
+from fledge.store.row_hash import conversation_hash
 from fledge.store.vocab_map import VocabMap
 
 _IS_FINITE = "is_finite"
@@ -95,7 +95,7 @@ def _cut_out(piece: _Piece, arrays: dict[str, NDArray[Any]]) -> EncodedSample:
     }
     return EncodedSample(
         number=piece.number,
-        row_hash=xxh3_64_intdigest(piece.sample.row_id.encode()),
+        row_hash=conversation_hash(piece.sample.row_id),
         token_ids=piece.sample.token_ids[:num_kept],
         loss_mask=piece.sample.loss_mask[:num_kept],
         rows=rows,

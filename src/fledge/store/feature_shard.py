@@ -2,7 +2,7 @@
 
     header            8 bytes with its length, then JSON; every tensor by name, type and place
     index.numbers     [S] int64     numbers of the samples in the corpus
-    index.row_hashes  [S] uint64    xxh3 of the ids of the rows they were made of
+    index.row_hashes  [S] uint64    of the conversations they were made of (`row_hash`)
     index.starts      [S] int64     first byte of each sample, from the beginning of the file
     index.sizes       [S] int64     bytes of each sample
     index.xxh3        [S] uint64    checksum of these bytes

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from fledge.features.host_batch import HostBatch
@@ -15,6 +14,7 @@ from fledge.models.target import Target
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch
 from fledge.store.corpus import Corpus
+from fledge.store.row_hash import conversation_hash
 from fledge.training.sources import Said, SampleTable, padded
 
 
@@ -90,5 +90,5 @@ def list_corpus(corpus: Corpus) -> SampleTable:
     numbers = np.flatnonzero(kept)
     # As features hold it too: both ways hold out the same conversations.
     ids = (row_id for shard in corpus.shards for row_id in shard.row_ids())
-    hashes = [xxhash.xxh3_64_intdigest(row_id) for row_id in ids]
+    hashes = [conversation_hash(row_id.decode()) for row_id in ids]
     return SampleTable(numbers, kept[numbers], np.array(hashes, np.uint64)[numbers])

@@ -17,6 +17,7 @@ from fledge.data.regenerate.stage import regenerate
 from fledge.engine.engine import Engine
 from fledge.models.target import Target
 from fledge.store.manifest import Manifest, read_manifest
+from fledge.store.row_hash import conversation_hash
 from fledge.store.rows import read_rows
 from fledge.testing import save_tiny_target, target_of, tiny_model
 from tests.unit.data.regenerate_support import make_source, output_bytes, row, say, simple_rows
@@ -101,6 +102,25 @@ def test_a_resumed_run_says_the_same(target: Target, tmp_path: Path) -> None:
     assert num_runs > 2
     assert read_manifest(out).fingerprint == calm.fingerprint
     assert output_bytes(out) == output_bytes(tmp_path / "calm")
+
+
+def test_rows_asked_several_times_get_every_temperature(target: Target, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "c", simple_rows(3))
+    once = answer(source, tmp_path / "once", target, temperatures=(0.0, 1.0))
+    twice = answer(source, tmp_path / "twice", target, temperatures=(0.0, 1.0), answers=2)
+    assert (once.counts["rows"], twice.counts["rows"]) == (3, 6)
+    first, rows = list(read_rows(tmp_path / "once")), list(read_rows(tmp_path / "twice"))
+    assert rows[:3] == first
+    for one, other in zip(rows[:3], rows[3:], strict=True):
+        assert other.id == f"{one.id}~2"
+        assert {one.answers[0].temperature, other.answers[0].temperature} == {0.0, 1.0}
+        assert conversation_hash(other.id) == conversation_hash(one.id)
+
+
+def test_more_answers_than_temperatures_would_repeat_greedy_ones() -> None:
+    with pytest.raises(ConfigError, match="answers is 3 and temperatures has 2, one of them 0"):
+        RegenerateSettings(answers=3, temperatures=(0.0, 1.0))
+    assert RegenerateSettings(answers=3, temperatures=(1.0,)).answers == 3
 
 
 def test_prompts_that_do_not_fit_fail_alone(target: Target, tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from fledge.contracts.conversation import Answer, AnswerFinish, Conversation, Message
+from fledge.contracts.conversation import (
+    Answer,
+    AnswerFinish,
+    Conversation,
+    Message,
+    split_copy_id,
+)
 from fledge.contracts.data_settings import RegenerateSettings
 
 _SEED_BITS = 31
@@ -86,7 +92,8 @@ class Dialogue:
         self.is_cut = False
         """It ended before all recorded turns were asked."""
 
-        number = stable_number(settings.seed, conversation.id)
+        row_id, copy = split_copy_id(conversation.id)
+        number = stable_number(settings.seed, row_id) + copy
         self._temperature = settings.temperatures[number % len(settings.temperatures)]
         self._pending: tuple[Message, ...] | None = self._turns[0].given if self._turns else None
 

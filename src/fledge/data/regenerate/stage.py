@@ -91,7 +91,7 @@ def regenerate(
     with open_stage(out, plan, has_results=_has_answers) as stage:
         if not stage.is_finished:
             with (
-                InputRows(source, parent, progress) as rows,
+                InputRows(source, parent, progress, copies=settings.answers) as rows,
                 translated_disk_errors(out, place="output"),
             ):
                 _run(stage, rows, settings, answerer, progress, give_up=give_up)
@@ -115,7 +115,7 @@ def preview(
     journal = out / JOURNAL_NAME
     is_finished = (out / MANIFEST_NAME).exists()
     with (
-        InputRows(source, parent, progress) as rows,
+        InputRows(source, parent, progress, copies=settings.answers) as rows,
         progress.task("counting questions", len(rows), "rows") as task,
     ):
         is_done = bytearray([is_finished]) * len(rows)
