@@ -140,6 +140,10 @@ class TrainSettings:
     """From features, or a corpus and a live target, to a head."""
 
     epochs: int = 4
+    sources: tuple[str, ...] = ()
+    """Sources of the corpus that are learned from; empty takes all. What is held out stays the
+    same."""
+
     share: float = 1.0
     """Of the conversations that are not held out: what is learned from."""
 

@@ -20,7 +20,7 @@ from fledge.training.measuring import Measurer, make_decoder, pack_held_out
 from fledge.training.offline import OfflineSource
 from fledge.training.online import OnlineSource
 from fledge.training.optimizer import Optimizer
-from fledge.training.order import Division, TrainingOrder, divide, some_of
+from fledge.training.order import Division, TrainingOrder, divide, from_sources, some_of
 from fledge.training.sources import Source
 from fledge.training.train_input import TrainInput
 from fledge.training.trainer import Parts
@@ -30,7 +30,8 @@ from fledge.training.ttt import TTTModule
 def make_order(given: TrainInput, settings: TrainSettings) -> tuple[Division, TrainingOrder]:
     """Which samples are learned from, in which order, and which are held out."""
     division = divide(given.samples.row_hashes, settings.held_out.share)
-    trained = some_of(division.trained, given.samples.row_hashes, settings.share)
+    named = from_sources(division.trained, given.samples.source_names, settings.sources)
+    trained = some_of(named, given.samples.row_hashes, settings.share)
     order = TrainingOrder(
         trained,
         given.samples.lengths[trained],

@@ -91,4 +91,10 @@ def list_corpus(corpus: Corpus) -> SampleTable:
     # As features hold it too: both ways hold out the same conversations.
     ids = (row_id for shard in corpus.shards for row_id in shard.row_ids())
     hashes = [conversation_hash(row_id.decode()) for row_id in ids]
-    return SampleTable(numbers, kept[numbers], np.array(hashes, np.uint64)[numbers])
+    names = [np.array(shard.note.sources)[shard.source_ids] for shard in corpus.shards]
+    return SampleTable(
+        numbers,
+        kept[numbers],
+        np.array(hashes, np.uint64)[numbers],
+        np.concatenate(names)[numbers],
+    )

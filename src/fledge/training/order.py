@@ -8,7 +8,7 @@ processes does not enter: they share out the micro-batches of a step among thems
     micro-batches             m0 m1 m2 m3 m4 m5 ...     a step takes the next few, across epochs
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,26 @@ def divide(row_hashes: NDArray[np.uint64], share: float) -> Division:
             "--set train.held_out.share=0."
         )
     return Division(np.flatnonzero(~chosen), np.flatnonzero(chosen))
+
+
+def from_sources(
+    positions: NDArray[np.int64], source_names: NDArray[np.str_] | None, wanted: Sequence[str]
+) -> NDArray[np.int64]:
+    """The positions of some sources; of all where none is named."""
+    if not wanted:
+        return positions
+    if source_names is None:
+        raise ConfigError(
+            f"train.sources is {list(wanted)}, and features do not know the sources of their "
+            "samples; train with --corpus, or name no sources."
+        )
+    known = sorted(set(source_names.tolist()))
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(
+                f"train.sources names {name!r}, and the corpus has samples of {', '.join(known)}."
+            )
+    return positions[np.isin(source_names[positions], wanted)]
 
 
 def some_of(

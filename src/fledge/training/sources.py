@@ -48,6 +48,9 @@ class SampleTable(NamedTuple):
     row_hashes: NDArray[np.uint64]
     """Of the conversation that each position belongs to."""
 
+    source_names: NDArray[np.str_] | None = None
+    """Where each position is from; None where that is not known."""
+
 
 class Source(Protocol):
     """Samples to train on."""

@@ -7,7 +7,14 @@ import pytest
 from numpy.typing import NDArray
 
 from fledge.contracts.errors import ConfigError
-from fledge.training.order import TrainingOrder, choose, divide, pack_in_order, some_of
+from fledge.training.order import (
+    TrainingOrder,
+    choose,
+    divide,
+    from_sources,
+    pack_in_order,
+    some_of,
+)
 
 HASHES = np.random.default_rng(0).integers(0, 2**64, 400, dtype=np.uint64)
 
@@ -113,6 +120,17 @@ def test_samples_for_measuring_are_packed_tightly() -> None:
     assert sorted(np.concatenate(packed).tolist()) == list(range(200))
     assert max(sizes[members].sum() for members in packed) <= 1024
     assert len(packed) <= 1.05 * sizes.sum() / 1024 + 1
+
+
+def test_samples_of_some_sources() -> None:
+    names = np.array(["chat", "code", "chat", "math"])
+    positions = np.array([0, 1, 3])
+    assert from_sources(positions, names, ()) is positions
+    assert from_sources(positions, names, ("chat", "math")).tolist() == [0, 3]
+    with pytest.raises(ConfigError, match="names 'maths', and the corpus has samples of chat, co"):
+        from_sources(positions, names, ("maths",))
+    with pytest.raises(ConfigError, match="features do not know the sources of their samples"):
+        from_sources(positions, None, ("chat",))
 
 
 def test_a_share_is_of_conversations_and_part_of_every_larger_share() -> None:
