@@ -11,21 +11,24 @@ from fledge.store.cache_marker import Source, write_marker
 from tests.e2e.conftest import RunProgram
 
 
-def test_demo_streams_and_says_what_to_do_next(run: RunProgram, target_dir: Path) -> None:
+def test_demo_of_a_target_without_a_head(run: RunProgram, target_dir: Path) -> None:
     options = ("demo", "--target", target_dir, "--max-tokens", 20)
     document = json.loads(run(*options, "--json").stdout)
     assert set(document) == {
         "target",
         "target_dir",
+        "head",
         "prompt",
         "text",
         "num_tokens",
         "tokens_per_s",
     }
+    assert document["head"] is None
     shown = run(*options)
     assert shown.exit_code == 0
     assert shown.stdout == document["text"] + "\n"
     assert "tokens/s" in shown.stderr
+    assert f"{target_dir} has no head" in shown.stderr
     assert "fledge chat" in shown.stderr
 
 

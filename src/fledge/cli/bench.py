@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from fledge.cli import load_options, options
 from fledge.cli.bench_table import show
+from fledge.cli.drafting import Drafting, choose_drafting
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import print_json
 from fledge.contracts.bench_settings import BenchSettings, parse_slo
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import load_recipe
-from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD, NO_HEAD, TreeSettings
+from fledge.contracts.tuned_settings import obey
 
 if TYPE_CHECKING:
     from fledge.lab.load_driver import Arm
@@ -22,7 +24,7 @@ def bench(
     out: options.OutOption,
     url: load_options.UrlArgument = None,
     target: load_options.TargetOption = None,
-    head: options.HeadOption = options.NO_HEAD,
+    head: options.HeadOption = DEFAULT_HEAD,
     offline: load_options.OfflineOption = False,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
@@ -47,7 +49,7 @@ def bench(
 ) -> None:
     """Measure a server under load: latency, throughput, goodput, cost.
 
-    At rising numbers of users, and at rates of requests that do not wait for answers. With --head
+    At rising numbers of users, and at rates of requests that do not wait for answers. With a head
     everything is measured with and without it, in turns, up to where it stops to pay. Interrupted
     or killed, the same command goes on where it stopped.
 
@@ -83,16 +85,14 @@ def bench(
         place = "unknown, behind HTTP"
     else:
         arms, place = _own_arms(
-            EngineSettings(
-                tree=TreeSettings(depth=depth, width=width, budget=budget), controller=controller
+            choose_drafting(
+                head,
+                target=str(target),
+                tree=TreeSettings(depth=depth, width=width, budget=budget),
+                controller=controller,
             ),
             settings,
-            {
-                "target": str(target),
-                "head": options.head_directory(head),
-                "dtype": dtype,
-                "device": device,
-            },
+            {"target": str(target), "dtype": dtype, "device": device},
             is_offline=offline,
             progress=progress,
         )
@@ -114,7 +114,7 @@ def _check_sides(url: list[str] | None, target: str | None, head: str, *, offlin
         raise ConfigError(
             "give either the URL of a server, or --target to have one started: one of the two."
         )
-    if url and (head != options.NO_HEAD or offline):
+    if url and (head not in (NO_HEAD, DEFAULT_HEAD) or offline):
         raise ConfigError(
             "--head and --offline go with --target; a server behind a URL has its head already. "
             "To compare, start one with and one without: fledge bench plain=URL head=URL."
@@ -122,9 +122,9 @@ def _check_sides(url: list[str] | None, target: str | None, head: str, *, offlin
 
 
 def _own_arms(
-    engine: EngineSettings,
+    drafting: Drafting,
     settings: BenchSettings,
-    chosen: dict[str, Any],
+    chosen: dict[str, str],
     *,
     is_offline: bool,
     progress: Progress,
@@ -134,9 +134,12 @@ def _own_arms(
         # Importing torch takes seconds, so it happens while the bar is already there.
         from fledge.lab.bench_arms import EngineChoice, server_arms, with_room
         from fledge.lab.bench_engine_arms import check_head, device_name, engine_arms
+        from fledge.models.placement import pick_device
 
-        check_head(chosen["head"])
-    choice = EngineChoice(engine=with_room(engine, settings), **chosen)
+        check_head(drafting.head)
+        engine = with_room(drafting.settings, settings)
+        engine = obey(drafting.tuned_on(pick_device(chosen["device"]).type), engine)
+    choice = EngineChoice(head=drafting.head, engine=engine, **chosen)
     make_arms = engine_arms if is_offline else server_arms
     return make_arms(choice, settings), device_name(choice.device)
 

@@ -8,19 +8,15 @@ import typer
 
 from fledge.cli import options
 from fledge.cli.conversation import Conversation
-from fledge.cli.engine_options import (
-    TunedOption,
-    check_tuned,
-    tuned_controller,
-    tuned_settings,
-)
-from fledge.cli.loading import Choice, Loaded, load
+from fledge.cli.drafting import choose_drafting
+from fledge.cli.engine_options import TunedOption
+from fledge.cli.loading import Loaded, load
 from fledge.cli.render import count, figures, say
 from fledge.contracts.errors import FledgeError, RequestError
 from fledge.contracts.outputs import Completion
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD, TreeSettings
 
 _PROMPT = "> "
 _MAX_TOKENS = 1024
@@ -39,7 +35,7 @@ SystemOption = Annotated[
 
 def chat(
     target: options.TargetOption = DEFAULT_TARGET,
-    head: options.HeadOption = options.NO_HEAD,
+    head: options.HeadOption = DEFAULT_HEAD,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
     system: SystemOption = None,
@@ -79,22 +75,15 @@ def chat(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    found = check_tuned(
-        tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget)),
+    drafting = choose_drafting(
+        head,
         target=target,
-        head=options.head_directory(head),
+        tuned=tuned,
+        tree=TreeSettings(depth=depth, width=width, budget=budget),
+        controller=controller,
     )
-    tree = TreeSettings() if found is None else found.tree
     loaded = load(
-        Choice(
-            target=target,
-            head=options.head_directory(head),
-            dtype=dtype,
-            device=device,
-            settings=EngineSettings(
-                tree=tree, accept=accept, controller=tuned_controller(found, controller)
-            ),
-        )
+        drafting.choice(target, dtype=dtype, device=device, accept=accept, max_requests=1)
     )
     tokenizer = loaded.engine.target.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:

@@ -1,69 +1,179 @@
-"""`fledge demo`: the shortest way to see the target answer.
+"""`fledge demo`: the same prompts without and with a head, side by side.
 
-A run is one engine answering the prompt. There is one run today, the target alone; a run with a
-head, beside it, is another entry in the list that `demo` shows and compares.
+For a target without a head it is one answer, and a word on how to get a head.
 """
 
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from fledge.cli import options
 from fledge.cli.answering import show_answer
-from fledge.cli.loading import Choice, Loaded, load
+from fledge.cli.demo_contest import TURNS, Contest, summarise
+from fledge.cli.demo_display import run_quietly, run_visibly
+from fledge.cli.demo_page import intro_lines, make_console, show, summary_lines
+from fledge.cli.demo_prompts import PROMPTS, read_prompt_file
+from fledge.cli.drafting import choose_drafting
+from fledge.cli.engine_options import TunedOption
+from fledge.cli.loading import Loaded, load
+from fledge.cli.progress import terminal_progress
 from fledge.cli.render import figures, print_json, say
-from fledge.contracts.outputs import Completion
+from fledge.contracts import provenance
+from fledge.contracts.errors import MeasurementError
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
+from fledge.contracts.settings import DEFAULT_HEAD
 
-PROMPT = "In three sentences, explain how a young eagle learns to fly."
-_MAX_TOKENS = 160
+_MAX_TOKENS = 64
+_TEMPLATE_TOKENS = 1024
+"""Room for what a chat template puts around a prompt, and for drafts."""
+
 _NEXT_STEPS = """\
 Try next:
   {program} chat
   {program} generate --prompt "Write a haiku about rivers." --temperature 0.8 --seed 7
-  {program} doctor"""
+  {program} serve --port 8000"""
+_NO_HEAD = """\
+{target} has no head, so this is the target alone. Train one: {program} run RECIPE.toml --out DIR
+(docs/run.md), then: {program} demo --target {target} --head DIR/train"""
+
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help="Ask these instead, one prompt a line."),
+]
 
 
 def demo(
     target: options.TargetOption = DEFAULT_TARGET,
-    dtype: options.DtypeOption = "auto",
+    head: options.HeadOption = DEFAULT_HEAD,
+    dtype: options.DtypeOption = "float32",
     device: options.DeviceOption = "auto",
+    prompts: PromptsOption = None,
     max_tokens: options.MaxTokensOption = _MAX_TOKENS,
+    tuned: TunedOption = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Load the default target and watch it answer.
+    """Watch the target answer without and with its head: the same text, faster.
 
-    The first time, the target is fetched (about 93 MB) and kept in the cache; after that no
-    network is needed.
+    A few prompts, greedy, each answered both ways in turns. The first time, the target is fetched
+    (about 93 MB) and kept in the cache; after that no network is needed. In float32 answers that
+    differ are an error.
 
     Example: [cyan]fledge demo[/cyan]
+
+    One JSON document comes with --json: outputs_identical, baseline_tokens_per_s,
+    speculative_tokens_per_s, speedup, accept_length, prompts (the same for each), target, head,
+    dtype, device, tree, controller, max_tokens, provenance and others.
     """
-    params = SamplingParams(max_tokens=max_tokens)
-    loaded = load(Choice(target=target, dtype=dtype, device=device))
-    if json:
-        print_json(_document(loaded, loaded.engine.generate([PROMPT], params)[0]))
+    asked = PROMPTS if prompts is None else read_prompt_file(prompts)
+    drafting = choose_drafting(
+        head,
+        target=target,
+        tuned=tuned,
+        tree=options.TREE,
+        controller=options.ENGINE.controller,
+    )
+    longest = max(len(prompt.encode()) for prompt in asked)
+    choice = drafting.choice(
+        target,
+        dtype=dtype,
+        device=device,
+        max_requests=1,
+        # Both engines must fit beside each other, and neither may find what it read before.
+        cache_tokens=longest + max_tokens + _TEMPLATE_TOKENS,
+        share_prefixes=False,
+    )
+    loaded = load(choice)
+    if drafting.head is None:
+        _show_target_alone(loaded, asked[0], max_tokens, is_json=json)
         return
-    say(f"\n{target} is asked: {PROMPT}\n")
-    completion = show_answer(loaded.engine, PROMPT, params)
-    say(f"\n{figures(completion)}\n\n{_next_steps()}")
+    _compare(loaded, asked, max_tokens, is_json=json)
 
 
-def _document(loaded: Loaded, completion: Completion) -> dict[str, Any]:
-    names = loaded.names
+def _compare(loaded: Loaded, prompts: tuple[str, ...], max_tokens: int, *, is_json: bool) -> None:
+    contest = Contest(loaded, max_tokens)
+    with terminal_progress().task("warming up", unit=""):
+        contest.warm_up()
+    facts = _facts(loaded, len(prompts), max_tokens)
+    if is_json:
+        document = facts | summarise(run_quietly(contest, prompts))
+        print_json(document | {"provenance": provenance.collect(device=facts["device_name"])})
+    else:
+        console = make_console()
+        show(console, ["", *intro_lines(facts), ""])
+        document = facts | summarise(run_visibly(contest, prompts, console))
+        show(console, summary_lines(document))
+        say(f"\n{_NEXT_STEPS.format(program=_program())}")
+    _refuse_differences(document)
+
+
+def _facts(loaded: Loaded, num_prompts: int, max_tokens: int) -> dict[str, Any]:
+    """What was compared, and where."""
+    import torch
+
+    target, settings = loaded.engine.target, loaded.engine.settings
+    is_cuda = target.device.type == "cuda"
     return {
-        "target": names["target"],
-        "target_dir": names["target_dir"],
-        "prompt": PROMPT,
-        "text": completion.text,
-        "num_tokens": completion.stats.num_tokens,
-        "tokens_per_s": round(completion.stats.tokens_per_s, 3),
+        **loaded.names,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "device_name": torch.cuda.get_device_name(target.device) if is_cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "tree": asdict(settings.tree),
+        "controller": settings.controller,
+        "num_prompts": num_prompts,
+        "max_tokens": max_tokens,
+        "order": list(TURNS),
     }
 
 
-def _next_steps() -> str:
-    return _NEXT_STEPS.format(program=_program())
+def _refuse_differences(document: dict[str, Any]) -> None:
+    """In float32 drafts change nothing; shorter numbers may round to another token."""
+    if document["outputs_identical"]:
+        return
+    number, entry = next(
+        (number, entry)
+        for number, entry in enumerate(document["prompts"], start=1)
+        if not entry["outputs_identical"]
+    )
+    place = f"prompt {number} from token {entry['first_different_token'] + 1} on"
+    if document["dtype"] != "float32":
+        say(
+            f"\nAnswers differ ({place}). In {document['dtype']} a pass over several tokens rounds "
+            "differently from a pass over one, which shows where two tokens are nearly equal; "
+            "--dtype float32 compares exactly."
+        )
+        return
+    raise MeasurementError(
+        f"the answers without and with the head differ ({place}); in {document['dtype']} they must "
+        "not. This is an error of fledge: please report it with what `fledge doctor --json` says."
+    )
+
+
+def _show_target_alone(loaded: Loaded, prompt: str, max_tokens: int, *, is_json: bool) -> None:
+    params = SamplingParams(max_tokens=max_tokens)
+    if is_json:
+        completion = loaded.engine.generate([prompt], params)[0]
+        print_json(
+            loaded.names
+            | {
+                "prompt": prompt,
+                "text": completion.text,
+                "num_tokens": completion.stats.num_tokens,
+                "tokens_per_s": round(completion.stats.tokens_per_s, 3),
+            }
+        )
+        return
+    target, program = loaded.choice.target, _program()
+    say(f"\n{target} is asked: {prompt}\n")
+    completion = show_answer(loaded.engine, prompt, params)
+    say(f"\n{figures(completion)}")
+    say(f"\n{_NO_HEAD.format(target=target, program=program)}")
+    say(f"\n{_NEXT_STEPS.format(program=program)}")
 
 
 def _program() -> str:

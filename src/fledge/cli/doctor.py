@@ -64,6 +64,7 @@ def _facts() -> dict[str, Any]:
         "torch": machine.look_at_torch(),
         "fast_families": sorted(FAMILIES),
         "cache": machine.look_at_cache(),
+        "shipped_heads": machine.look_at_heads(),
         "pip": machine.has_pip(),
         "npm": shutil.which("npm"),
     }
@@ -77,6 +78,10 @@ def _problems(facts: dict[str, Any]) -> list[Problem]:
         if torch["cuda_build"] is None:
             remedy += ", and a CUDA build of torch (this one is for CPUs)"
         found.append(Problem("no CUDA device", "GPUs are many times faster", remedy, False))
+    if facts["shipped_heads"]["error"] is not None:
+        remedy = "install fledge again (in its source folder: make setup)"
+        what = facts["shipped_heads"]["error"]
+        found.append(Problem(what, "makes the default target faster", remedy, is_needed=False))
     if facts["npm"] is None:
         names = ", ".join(machine.aliases_carried_by("npm"))
         found.append(
@@ -117,7 +122,11 @@ def _cache_problems(cache: dict[str, Any]) -> list[Problem]:
 
 
 def _show(facts: dict[str, Any], problems: list[Problem]) -> None:
-    rows = [*_machine_rows(facts), *_cache_rows(facts["cache"])]
+    rows = [
+        *_machine_rows(facts),
+        *_head_rows(facts["shipped_heads"]["heads"]),
+        *_cache_rows(facts["cache"]),
+    ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
@@ -147,6 +156,16 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("fast targets", f"{', '.join(facts['fast_families'])}; others are slower"))
     rows += [("pip", "yes" if facts["pip"] else "no"), ("npm", facts["npm"] or "no")]
     return rows
+
+
+def _head_rows(heads: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The default head of each target that has one."""
+    rows = []
+    for head in heads:
+        tuned = f", tuned for {' and '.join(head['tuned'])}" if head["tuned"] else ""
+        size = format_bytes(head["bytes"])
+        rows.append(("shipped head", f"{head['target']}, {size}{tuned}: {head['directory']}"))
+    return rows or [("shipped head", "none")]
 
 
 def _cache_rows(cache: dict[str, Any]) -> list[tuple[str, str]]:

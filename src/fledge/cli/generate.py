@@ -7,16 +7,14 @@ import typer
 
 from fledge.cli import options
 from fledge.cli.answering import as_prompts, show_answer
+from fledge.cli.drafting import choose_drafting
 from fledge.cli.engine_options import (
     EngineOption,
     EnginePythonOption,
     TunedOption,
     check_engine,
-    check_tuned,
-    tuned_controller,
-    tuned_settings,
 )
-from fledge.cli.loading import Choice, Loaded, load
+from fledge.cli.loading import Loaded, load
 from fledge.cli.outside_generate import OutsideAnswers, generate_outside
 from fledge.cli.prompts import read_prompts
 from fledge.cli.render import figures, print_json, say, shorten, write_text
@@ -24,7 +22,7 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.outputs import Completion
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD, TreeSettings
 
 PromptOption = Annotated[
     list[str],
@@ -39,7 +37,7 @@ PromptOption = Annotated[
 def generate(
     prompt: PromptOption,
     target: options.TargetOption = DEFAULT_TARGET,
-    head: options.HeadOption = options.NO_HEAD,
+    head: options.HeadOption = DEFAULT_HEAD,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
     max_tokens: options.MaxTokensOption = options.SAMPLING.max_tokens,
@@ -94,23 +92,17 @@ def generate(
         stop=tuple(stop or ()),
         logprobs=logprobs,
     )
-    found = check_tuned(
-        tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget)),
-        target=target,
-        head=options.head_directory(head),
-    )
-    tree = TreeSettings() if found is None else found.tree
-    texts = read_prompts(prompt, raw=raw)
     check_engine(engine, engine_python)
-    choice = Choice(
+    drafting = choose_drafting(
+        head,
         target=target,
-        head=options.head_directory(head),
-        dtype=dtype,
-        device=device,
-        settings=EngineSettings(
-            tree=tree, accept=accept, controller=tuned_controller(found, controller)
-        ),
+        tuned=tuned,
+        tree=TreeSettings(depth=depth, width=width, budget=budget),
+        controller=controller,
     )
+    texts = read_prompts(prompt, raw=raw)
+    most = min(options.ENGINE.max_requests, len(texts))
+    choice = drafting.choice(target, dtype=dtype, device=device, accept=accept, max_requests=most)
     if engine == "fledge":
         _answer_here(load(choice), texts, params, raw=raw, is_json=json)
         return
@@ -119,7 +111,7 @@ def generate(
             engine=engine,
             python=engine_python,
             choice=choice,
-            tuned=found,
+            drafting=drafting,
             params=params,
             texts=texts,
             is_raw=raw,

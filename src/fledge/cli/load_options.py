@@ -20,8 +20,8 @@ TargetOption = Annotated[
     typer.Option(
         "--target",
         metavar="NAME",
-        help="Without a URL: start our own server for this target, once without a head and once "
-        "with --head.",
+        help="Without a URL: start our own server for this target, once without a head and, where "
+        "there is one, once with it.",
         rich_help_panel="Target and head",
     ),
 ]

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from fledge.cli.progress import terminal_progress
 from fledge.contracts.settings import EngineSettings
+from fledge.contracts.tuned_settings import obey
 
 if TYPE_CHECKING:
     from fledge.engine.engine import Engine
+    from fledge.models.shipped_heads import ShippedHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class Choice:
     dtype: str = "auto"
     device: str = "auto"
     settings: EngineSettings = field(default_factory=EngineSettings)
+    shipped: "ShippedHead | None" = None
+    """The head, where it is the one that comes with fledge: its tuning counts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,15 @@ def load(choice: Choice) -> Loaded:
     with progress.task(f"loading {choice.target}", unit=""):
         # Importing torch takes seconds, so it happens while the bar is already there.
         from fledge.engine.engine import Engine
+        from fledge.models.placement import pick_device
 
+        settings = choice.settings
+        if choice.shipped is not None:
+            settings = obey(choice.shipped.tuned(pick_device(choice.device).type), settings)
         engine = Engine.load(
             choice.target,
             choice.head,
-            choice.settings,
+            settings,
             device=choice.device,
             dtype=choice.dtype,
             progress=progress,

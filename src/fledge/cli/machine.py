@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fledge.contracts.errors import FledgeError
+from fledge.models.shipped_heads import list_shipped_heads
 from fledge.store.cache import default_cache_dir
 from fledge.store.cache_marker import MARKER_NAME
 from fledge.store.catalogue import CATALOGUE
@@ -95,6 +97,24 @@ def _cached_targets(folder: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             continue  # being made now, or not ours
     return found
+
+
+def look_at_heads() -> dict[str, Any]:
+    """Heads that come with fledge, or what is wrong with them."""
+    try:
+        found = list_shipped_heads()
+    except FledgeError as error:
+        return {"error": str(error), "heads": []}
+    heads = [
+        {
+            "target": head.target,
+            "directory": str(head.directory),
+            "bytes": head.stored_bytes,
+            "tuned": list(head.tuned_kinds),
+        }
+        for head in found
+    ]
+    return {"error": None, "heads": heads}
 
 
 def has_pip() -> bool:

@@ -10,8 +10,6 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 
-NO_HEAD = "none"
-
 _MODEL = "Target and head"
 DRAFTING = "Drafting (with a head)"
 _SAMPLING = "Sampling"
@@ -30,8 +28,9 @@ HeadOption = Annotated[
     str,
     typer.Option(
         "--head",
-        metavar="DIR|none",
-        help="Directory of the EAGLE-3 head that drafts; `none` decodes without one.",
+        metavar="DIR|default|none",
+        help="Directory of the EAGLE-3 head that drafts; `default` is the one that comes with "
+        "fledge for the target, where there is one; `none` decodes without a head.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -280,11 +279,6 @@ SAMPLING = SamplingParams()
 TREE = TreeSettings()
 ENGINE = EngineSettings()
 """Where the options' defaults come from: what the engine does when nothing is asked for."""
-
-
-def head_directory(typed: str) -> Path | None:
-    """The directory after `--head`, None for `none`."""
-    return None if typed == NO_HEAD else Path(typed).expanduser().absolute()
 
 
 def logit_bias(typed: list[str] | None) -> tuple[tuple[int, float], ...]:

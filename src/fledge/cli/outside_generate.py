@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fledge.cli.drafting import Drafting
 from fledge.cli.loading import Choice
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json, say, shorten, write_text
@@ -11,7 +12,6 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import TreeSettings
-from fledge.contracts.tuned_settings import TunedSettings
 
 if TYPE_CHECKING:
     from fledge.interop.engines.installation import InstalledEngine
@@ -26,7 +26,7 @@ class OutsideAnswers:
     engine: OutsideEngine
     python: Path | None
     choice: Choice
-    tuned: TunedSettings | None
+    drafting: Drafting
     params: SamplingParams
     texts: list[str]
     is_raw: bool
@@ -104,10 +104,12 @@ def _prepare(asked: OutsideAnswers) -> "tuple[EngineRun, TargetTokenizer]":
 def _drafts(asked: OutsideAnswers) -> TreeSettings:
     """The tree for SGLang; the others draft chains."""
     from fledge.interop.serve_commands import chain_of, tree_of
+    from fledge.models.placement import pick_device
 
+    tuned = asked.drafting.tuned_on(pick_device(asked.choice.device).type)
     if asked.engine == "sglang":
-        return tree_of(asked.tuned)
-    chain = chain_of(asked.tuned)
+        return tree_of(tuned)
+    chain = chain_of(tuned)
     return TreeSettings(depth=chain, width=1, budget=chain)
 
 

@@ -4,12 +4,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fledge.cli.drafting import Drafting
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.server_settings import ServeSettings
-from fledge.contracts.tuned_settings import TunedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,10 @@ class OutsideServer:
     engine: OutsideEngine
     python: Path | None
     target: str
-    head: Path | None
+    drafting: Drafting
     dtype: str
     device: str
     settings: ServeSettings
-    tuned: TunedSettings | None
     max_requests: int
     prints_command: bool
 
@@ -42,11 +41,11 @@ def serve_outside(asked: OutsideServer) -> None:
     device = pick_device(asked.device)
     dtype = str(pick_dtype(asked.dtype, device)).removeprefix("torch.")
     progress = terminal_progress()
-    pair = prepare_pair(asked.engine, asked.target, asked.head, progress=progress)
+    pair = prepare_pair(asked.engine, asked.target, asked.drafting.head, progress=progress)
     settings = replace(asked.settings, port=pick_port(asked.settings.port))
     plan = ServerPlan(
         pair=pair,
-        tuned=asked.tuned,
+        tuned=asked.drafting.tuned_on(device.type),
         settings=settings,
         model_names=settings.model_names or (_own_name(asked.target),),
         max_requests=asked.max_requests,

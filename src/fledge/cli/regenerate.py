@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fledge.cli import options
+from fledge.cli.drafting import choose_drafting
 from fledge.cli.loading import Choice, load
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json, say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import Recipe, load_recipe
-from fledge.contracts.settings import EngineSettings
+from fledge.contracts.settings import NO_HEAD
 from fledge.store.capacity import format_bytes, free_bytes, require_disk
 from fledge.store.manifest import CONVERSATIONS, read_input
 
@@ -95,7 +96,7 @@ def regenerate(
     batch: BatchOption = False,
     give_up: GiveUpOption = False,
     target: OwnTargetOption = None,
-    head: options.HeadOption = options.NO_HEAD,
+    head: options.HeadOption = NO_HEAD,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
     recipe: options.RecipeOption = None,
@@ -130,12 +131,17 @@ def regenerate(
         for name, given in (("--model", model), ("--api-key-env", api_key_env), ("--batch", batch)):
             if given:
                 raise ConfigError(f"{name} goes with --url, and no URL was given.")
-        choice = Choice(
+        drafting = choose_drafting(
+            head,
             target=target or chosen.target,
-            head=options.head_directory(head),
+            tree=options.TREE,
+            controller=options.ENGINE.controller,
+        )
+        choice = drafting.choice(
+            target or chosen.target,
             dtype=dtype,
             device=device,
-            settings=EngineSettings(max_requests=settings.concurrency),
+            max_requests=settings.concurrency,
         )
         answerer = _in_process(choice, chosen)
     else:

@@ -18,8 +18,13 @@ def print_json(document: dict[str, Any]) -> None:
 
 def write_text(text: str) -> None:
     """A piece of an answer on stdout, at once; a terminal never sees a model's control codes."""
-    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """Without what could move the cursor or recolour the screen."""
+    return text.translate(_CONTROLS)
 
 
 def say(text: str) -> None:

@@ -7,22 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from fledge.cli import options
+from fledge.cli.drafting import Drafting, choose_drafting
 from fledge.cli.engine_options import (
     EngineOption,
     EnginePythonOption,
     PrintCommandOption,
     TunedOption,
     check_engine,
-    check_tuned,
-    tuned_controller,
-    tuned_settings,
 )
 from fledge.cli.outside_serve import OutsideServer, serve_outside
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import load_recipe
 from fledge.contracts.server_settings import ServeSettings
-from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD, EngineSettings, TreeSettings
 
 _SERVER = "Server"
 
@@ -111,7 +109,7 @@ OwnTargetOption = Annotated[
 
 def serve(
     target: OwnTargetOption = None,
-    head: options.HeadOption = options.NO_HEAD,
+    head: options.HeadOption = DEFAULT_HEAD,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
     host: HostOption = None,
@@ -155,30 +153,24 @@ def serve(
     if batch_dir is not None:
         batches = replace(settings.batches, directory=str(batch_dir.expanduser()))
         settings = replace(settings, batches=batches)
-    found = check_tuned(
-        tuned_settings(tuned, TreeSettings(depth=depth, width=width, budget=budget)),
-        target=target or chosen.target,
-        head=options.head_directory(head),
-    )
-    engine_settings = EngineSettings(
-        tree=TreeSettings() if found is None else found.tree,
-        accept=accept,
-        controller=tuned_controller(found, controller),
-        max_requests=max_requests,
-        cache_tokens=cache_tokens,
-    )
     check_engine(engine, engine_python, print_command=print_command)
+    drafting = choose_drafting(
+        head,
+        target=target or chosen.target,
+        tuned=tuned,
+        tree=TreeSettings(depth=depth, width=width, budget=budget),
+        controller=controller,
+    )
     if engine != "fledge":
         serve_outside(
             OutsideServer(
                 engine=engine,
                 python=engine_python,
                 target=target or chosen.target,
-                head=options.head_directory(head),
+                drafting=drafting,
                 dtype=dtype,
                 device=device,
                 settings=settings,
-                tuned=found,
                 max_requests=max_requests,
                 prints_command=print_command,
             )
@@ -186,17 +178,22 @@ def serve(
         return
     _serve_here(
         target or chosen.target,
-        options.head_directory(head),
+        drafting,
         settings,
         dtype=dtype,
         device=device,
-        engine_settings=engine_settings,
+        engine_settings=replace(
+            drafting.settings,
+            accept=accept,
+            max_requests=max_requests,
+            cache_tokens=cache_tokens,
+        ),
     )
 
 
 def _serve_here(
     target: str,
-    head: Path | None,
+    drafting: Drafting,
     settings: ServeSettings,
     *,
     dtype: str,
@@ -216,7 +213,12 @@ def _serve_here(
             "pip install 'fledge[serve]'."
         ) from error
     choice = EngineChoice(
-        target=target, head=head, dtype=dtype, device=device, settings=engine_settings
+        target=target,
+        head=drafting.head,
+        dtype=dtype,
+        device=device,
+        settings=engine_settings,
+        tuned=drafting.tuned_by_kind,
     )
     with json_logs():
         run_server(choice, settings, lambda url: say(f"{target} is served at {url}/v1"))

@@ -5,6 +5,9 @@ from typing import Literal
 
 from fledge.contracts.errors import ConfigError
 
+DEFAULT_HEAD, NO_HEAD = "default", "none"
+"""In place of a head's directory: the head that comes with fledge for the target, and no head."""
+
 AcceptRule = Literal["gumbel", "rejection"]
 ACCEPT_RULES: tuple[AcceptRule, ...] = ("gumbel", "rejection")
 ControllerName = Literal["adaptive", "fixed"]

@@ -91,8 +91,7 @@ class EngineChoice:
             "--accept": self.engine.accept,
             "--controller": self.engine.controller,
         }
-        if self.head is not None:
-            options["--head"] = str(self.head)
+        options["--head"] = "none" if self.head is None else str(self.head)
         return [str(word) for pair in options.items() for word in pair]
 
 

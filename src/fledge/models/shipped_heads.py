@@ -13,7 +13,7 @@ from typing import Any
 
 from fledge.contracts.errors import ArtifactError, FledgeError
 from fledge.contracts.progress import Progress, SilentProgress
-from fledge.contracts.settings import EngineSettings
+from fledge.contracts.settings import DEFAULT_HEAD, EngineSettings
 from fledge.contracts.tuned_settings import TunedSettings, obey, read_tuned
 from fledge.models.weights_identity import weights_identity
 from fledge.store.cache import CacheLayout, default_cache_dir
@@ -21,9 +21,6 @@ from fledge.store.catalogue import CATALOGUE, Alias
 from fledge.store.hashing import hash_file_once
 from fledge.store.local_place import LocalPlace
 from fledge.store.manifest import MANIFEST_NAME, Manifest, read_manifest, require_files
-
-DEFAULT_HEAD = "default"
-"""What stands for the head that comes with fledge, in place of a directory."""
 
 SHIPPED_HEADS = Path(__file__).parents[1] / "heads"
 DEVICE_KINDS = ("cpu", "cuda")

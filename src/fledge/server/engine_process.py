@@ -18,7 +18,9 @@ from contextlib import contextmanager
 
 from fledge.contracts.errors import FledgeError
 from fledge.contracts.progress import SilentProgress, Task
+from fledge.contracts.tuned_settings import obey
 from fledge.engine.engine import Engine
+from fledge.models.placement import pick_device
 from fledge.server.engine_loop import EngineBrokenError, EngineLoop
 from fledge.server.grammar_lane import prepare_grammars
 from fledge.server.wire import (
@@ -116,10 +118,11 @@ def _read(incoming: Iterator[Order], orders: "queue.SimpleQueue[Order]") -> None
 
 
 def _load(choice: EngineChoice, sender: Sender) -> Engine:
+    tuned = choice.tuned.get(pick_device(choice.device).type)
     return Engine.load(
         choice.target,
         choice.head,
-        choice.settings,
+        obey(tuned, choice.settings),
         device=choice.device,
         dtype=choice.dtype,
         progress=WireProgress(sender),
@@ -137,6 +140,7 @@ def _facts(engine: Engine) -> EngineFacts:
         context_len=target.context_len,
         max_tokens=engine.max_tokens,
         max_requests=engine.settings.max_requests,
+        settings=engine.settings,
     )
 
 

@@ -219,11 +219,12 @@ async def speculation(request: Request) -> dict[str, Any]:
     """What drafting is set to, what it yields, and what the controller chooses."""
     service = _service(request)
     supervisor = service.supervisor
+    facts = supervisor.facts
     document: dict[str, Any] = {
         "object": "speculation",
         "target": service.choice.target,
         "head": str(service.choice.head) if service.choice.head is not None else None,
-        "settings": to_plain(service.choice.settings),
+        "settings": to_plain(service.choice.settings if facts is None else facts.settings),
         "engine": {
             "state": service.status,
             "restarts": supervisor.num_restarts,
@@ -245,4 +246,6 @@ def _plain_facts(service: Service) -> dict[str, Any] | None:
     facts = service.supervisor.facts
     if facts is None:
         return None
-    return {**to_plain(facts), "target_dir": str(facts.target_dir)}
+    plain = {**to_plain(facts), "target_dir": str(facts.target_dir)}
+    del plain["settings"]
+    return plain

@@ -7,14 +7,15 @@ ends run the same code, and nobody else can write to it.
 import pickle
 import socket
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fledge.contracts.outputs import EngineStats, FinishReason, Stats, TokenLogprobs
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings
+from fledge.contracts.tuned_settings import TunedSettings
 
 _LENGTH = struct.Struct(">I")
 
@@ -28,6 +29,8 @@ class EngineChoice:
     dtype: str
     device: str
     settings: EngineSettings
+    tuned: Mapping[str, TunedSettings] = field(default_factory=dict)
+    """How to draft where the settings do not say, by kind of device."""
 
 
 class Submit(NamedTuple):
@@ -74,6 +77,8 @@ class EngineFacts:
     """Prompt and answer together: what context and cache memory both hold."""
 
     max_requests: int
+    settings: EngineSettings
+    """As the engine runs, tuned for the device it found."""
 
 
 class Ready(NamedTuple):

@@ -154,7 +154,8 @@ def test_arms_take_turns(tmp_path: Path) -> None:
     own = server_arms(choice, SETTINGS)
     order = [(job.arm.name, job.point.users, job.repeat) for job in jobs_of(own, SETTINGS)]
     assert [name for name, *_ in order] == ["head"] * 2 + ["plain"] * 4 + ["head"] * 2
-    assert "--head" not in own[0].choice.serve_options
+    assert own[0].choice.serve_options[-2:] == ["--head", "none"]
+    assert own[1].choice.serve_options[-2:] == ["--head", str(tmp_path)]
     with pytest.raises(ConfigError, match="two arms have the same name: a, a; name them NAME=URL"):
         bench(
             url_arms(["a=http://x", "a=http://y"], SETTINGS),

@@ -37,6 +37,7 @@ FACTS = EngineFacts(
     context_len=100,
     max_tokens=100,
     max_requests=4,
+    settings=EngineSettings(max_requests=4),
 )
 
 

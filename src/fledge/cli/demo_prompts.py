@@ -1,0 +1,24 @@
+"""What the demo asks: a fixed set, or the lines of a file."""
+
+from pathlib import Path
+
+from fledge.contracts.errors import ArtifactError
+
+PROMPTS = (
+    "In three sentences, explain how a young eagle learns to fly.",
+    "Anna reads 12 pages a day. How long does a book of 180 pages take her? Think step by step.",
+    "Write a Python function that returns the largest of three numbers.",
+    "Name three rivers, with one fact about each.",
+)
+
+
+def read_prompt_file(path: Path) -> tuple[str, ...]:
+    """One prompt a line; empty lines do not count."""
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"the prompts in {path} cannot be read: {error}.") from error
+    prompts = tuple(line.strip() for line in lines if line.strip())
+    if not prompts:
+        raise ArtifactError(f"{path} holds no prompt; write one a line.")
+    return prompts

@@ -1,0 +1,102 @@
+"""Put a trained head into the package, as the default head of its target.
+
+    python tools/ship_head.py runs/smollm2/train --target smollm2-135m-instruct \
+        --corpus runs/smollm2/tokenize --data runs/smollm2/prepare \
+        --select runs/smollm2/select --tuned cuda=runs/smollm2/tune --tuned cpu=tuned-cpu
+
+HEAD is a directory of `fledge train`, or one of its checkpoints. Figures of the card come from the
+documents that are named here; a document about another head is refused. Run again with more
+documents, it writes the directory anew.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fledge.cli.progress import terminal_progress
+from fledge.contracts.errors import ArtifactError, FledgeError
+from fledge.contracts.recipe import DEFAULT_TARGET
+from fledge.lab.head_card import Evidence
+from fledge.lab.shipping import is_about, ship_head
+from fledge.models.shipped_heads import SHIPPED_HEADS
+from fledge.store.capacity import format_bytes
+from fledge.store.manifest import MANIFEST_NAME, Manifest, read_manifest
+
+_FILES = {
+    "scorecard": "scorecard.json",
+    "tuning": "tune.json",
+    "bench": "bench.json",
+    "data": "card.json",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("head", type=Path, help="directory of `fledge train`, or a checkpoint")
+    parser.add_argument("--target", default=DEFAULT_TARGET)
+    parser.add_argument("--licence", default="Apache-2.0", help="licence of the head")
+    parser.add_argument("--corpus", type=Path, help="directory of `fledge tokenize`")
+    parser.add_argument("--data", type=Path, action="append", default=[])
+    parser.add_argument("--select", type=Path, action="append", default=[])
+    parser.add_argument("--tuned", action="append", default=[], metavar="cpu|cuda=DIR")
+    parser.add_argument("--bench", type=Path, action="append", default=[])
+    parser.add_argument("--root", type=Path, default=SHIPPED_HEADS)
+    given = parser.parse_args()
+    try:
+        evidence = Evidence(
+            training=_training(given.head),
+            checkpoint=given.head.name if given.head.parent.name == "checkpoints" else None,
+            corpus=None if given.corpus is None else read_manifest(given.corpus),
+            data=[_read(path, "data") for path in given.data],
+            scorecards=[_read(path, "scorecard") for path in given.select],
+            tunings=dict(_tuning(one) for one in given.tuned),
+            benches=[_read(path, "bench") for path in given.bench],
+        )
+        shipped = ship_head(
+            given.head,
+            evidence,
+            target=given.target,
+            root=given.root,
+            licence=given.licence,
+            progress=terminal_progress(),
+        )
+    except FledgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{shipped.directory}: {format_bytes(shipped.stored_bytes)}")
+    return 0
+
+
+def _training(head: Path) -> Manifest:
+    """The manifest of the run: beside the head, or above the checkpoints."""
+    for place in (head, head.parent.parent):
+        if (place / MANIFEST_NAME).is_file():
+            return read_manifest(place)
+    raise ArtifactError(f"{head} is neither a finished run of `fledge train` nor a checkpoint.")
+
+
+def _tuning(typed: str) -> tuple[str, dict[str, Any]]:
+    kind, equals, path = typed.partition("=")
+    if not equals:
+        raise ArtifactError(f"--tuned {typed} is not of the form cpu=DIR or cuda=DIR.")
+    return kind, _read(Path(path), "tuning")
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
+    """A document: a stage's directory, or the file itself."""
+    file = path / _FILES[kind] if path.is_dir() else path
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{file} cannot be read: {error}") from error
+    if not isinstance(document, dict) or not is_about(document, kind):
+        raise ArtifactError(f"{file} is no {kind}.")
+    return document
+
+
+if __name__ == "__main__":
+    sys.exit(main())
