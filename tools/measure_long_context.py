@@ -12,6 +12,7 @@ the same, and a prompt of 16 x 32k tokens costs nothing.
     over_reading  growth over reading: 1.0 where nothing grows but what has to be read
 """
 
+import gc
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -105,6 +106,7 @@ def main(words: Iterable[str] | None = None) -> None:
     for size, way, context in results.left(cells):
         if bench is None or (bench.size, bench.way) != (size, way):
             bench = None  # its memory is needed for the next one
+            gc.collect()
             if subject.target.device.type == "cuda":
                 torch.cuda.empty_cache()
             bench = Bench(subject, way, size, limits)
