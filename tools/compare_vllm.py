@@ -194,6 +194,7 @@ class Run:
         started = time.perf_counter()
         llm = self.vllm.LLM(**engine_options(self.options, target, head, chain))
         self.document["start_s"][str(chain)] = time.perf_counter() - started
+        self.document["failed"].pop(str(chain), None)
         print(f"chain {chain}: started in {time.perf_counter() - started:.1f} s", flush=True)
         try:
             for size in sizes:

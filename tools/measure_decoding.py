@@ -21,36 +21,17 @@ from typing import Any
 
 import torch
 from capture_subjects import SHAPES, load_target
+from measured_engines import random_head, wait
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts import provenance
 from fledge.engine.timing import measure_pass_times
 from fledge.models.head import Eagle3Head
-from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.ops.synthetic_walk import SyntheticWalk
 
 PROMPT_LEN, ANSWER_LEN = 128, 256
-
-
-def random_head(target: Target, draft_vocab_size: int) -> Eagle3Head:
-    """A head of the target's own shape whose weights mean nothing."""
-    config = target.config
-    head_dim = getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
-    shape = HeadConfig(
-        hidden_size=target.hidden_size,
-        target_hidden_size=target.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=head_dim,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=min(draft_vocab_size, target.vocab_size),
-        max_position_embeddings=target.context_len,
-    )
-    torch.manual_seed(1)
-    return Eagle3Head(shape).to(target.device, target.dtype)
 
 
 class Bench:
@@ -101,7 +82,7 @@ class Bench:
         engine.generate(prompts, params)
         seconds = []
         for _ in range(self.options.rounds):
-            _wait(self.target.device)
+            wait(self.target.device)
             started = time.perf_counter()
             answers = engine.generate(prompts, params)
             seconds.append(time.perf_counter() - started)
@@ -127,11 +108,6 @@ class Bench:
         return found
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     which = parser.add_mutually_exclusive_group(required=True)
@@ -146,6 +122,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", default="1,8,32,64,128,256")
     parser.add_argument("--answer-len", type=int, default=ANSWER_LEN)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--budget-s", type=float, default=600.0, help="no new cell after it")
     parser.add_argument("--graphs", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
@@ -168,8 +145,12 @@ def main(words: Sequence[str] | None = None) -> None:
             device=torch.cuda.get_device_name() if is_cuda else "cpu", commit=options.commit
         ),
     }
+    ends = time.perf_counter() + options.budget_s
     for size in map(int, options.sizes.split(",")):
         for way in ways:
+            if time.perf_counter() > ends:
+                print(f"no time for {size} {way}", flush=True)
+                continue
             found = bench.cell(way, size)
             document["cells"].setdefault(str(size), {})[way] = found
             shown = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
