@@ -1,7 +1,7 @@
 """The recipe: one TOML file that describes a whole run, read strictly."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,22 @@ class Recipe:
 
 
 def load_recipe(path: Path | None, assignments: Sequence[str] = ()) -> Recipe:
-    """Read a recipe and apply `--set` assignments; without a file all settings are defaults."""
-    return read_recipe(read_toml(path) if path is not None else {}, assignments)
+    """Read a recipe and apply `--set` assignments; without a file all settings are defaults.
+
+    Files of prompts that lie where the recipe says, seen from its own directory, are found there.
+    """
+    if path is None:
+        return read_recipe({}, assignments)
+    recipe = read_recipe(read_toml(path), assignments)
+    return replace(
+        recipe,
+        select=replace(recipe.select, suites=_found(path.parent, recipe.select.suites)),
+        tune=replace(recipe.tune, suites=_found(path.parent, recipe.tune.suites)),
+    )
+
+
+def _found(base: Path, suites: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(base / name) if (base / name).exists() else name for name in suites)
 
 
 def read_recipe(table: dict[str, Any], assignments: Sequence[str] = ()) -> Recipe:

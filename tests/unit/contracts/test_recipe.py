@@ -235,3 +235,12 @@ def test_the_example_of_the_reference_is_a_recipe(tmp_path: Path) -> None:
     recipe = load_recipe(example)
     assert recipe.prepare is not None
     assert recipe.prepare.sources[1].is_self
+
+
+def test_files_of_prompts_are_found_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"prompt": "hello"}\n')
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[select]\nsuites = ["own.jsonl", "builtin"]\n[tune]\nsuites = ["gsm8k"]\n')
+    read = load_recipe(recipe)
+    assert read.select.suites == (str(tmp_path / "own.jsonl"), "builtin")
+    assert read.tune.suites == ("gsm8k",)

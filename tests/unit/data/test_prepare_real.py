@@ -34,8 +34,9 @@ def blend(shared_data: Path, base: Path) -> Path:
         encoding="utf-8",
     )
     leak = SourceSettings(name="leaked", path=(str(base / "leaked.txt"),), licence="MIT")
+    files = (source for source in recipe.prepare.sources if not source.is_self)
     prepare(
-        replace(recipe.prepare, sources=(*recipe.prepare.sources, leak)),
+        replace(recipe.prepare, sources=(*files, leak)),
         base / "out",
         target=recipe.target,
         self_prompts=None,
