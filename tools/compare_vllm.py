@@ -45,7 +45,7 @@ _SHAPES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 128,
         "intermediate_size": 192,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 8,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,

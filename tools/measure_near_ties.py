@@ -5,14 +5,19 @@ where the two best logits are nearly equal. For each prompt this finds the first
 two answers differ, and measures how far apart the two candidates are in the target's own logits.
 In float32 it also asks transformers' own generate, and nothing should differ.
 
-    python tools/measure_near_ties.py --target T --out benchmarks/FILE.json
+    python tools/measure_near_ties.py --target T --out benchmarks/FILE.json [--head HEAD]
                                       [--prompts FILE.jsonl] [--num-prompts N] [--dtype bfloat16]
+
+On CUDA drafts of a head run in captured cycles ahead of the host; the same cycles planned one by
+one stand beside them. Scripted drafts always take the second way.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +27,10 @@ from transformers import AutoModelForCausalLM
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.outputs import Completion
 from fledge.contracts.provenance import collect
+from fledge.contracts.settings import GRAPHS
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
+from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.ops.kv import KVPool
 from fledge.ops.packed import SequencePart, pack
@@ -39,6 +46,9 @@ PROMPTS = (
     "Translate into German: The weather is nice and we are going to the lake.",
     "What is the difference between a virus and a bacterium?",
 )
+NEAR = 2.0
+"""Steps of bfloat16 between two logits that rounding may exchange: one in each of two passes."""
+
 TREE = {"depth": 6, "width": 4, "budget": 40}
 
 
@@ -122,10 +132,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--head", type=Path, help="a trained head, beside the random one")
+    parser.add_argument("--graphs", default="auto", choices=GRAPHS)
     parser.add_argument("--commit", help="where the tree is not a git checkout")
     args = parser.parse_args()
 
-    engine = Engine.load(args.target, dtype=args.dtype, device=args.device)
+    settings = EngineSettings(graphs=args.graphs)
+    engine = Engine.load(args.target, settings=settings, dtype=args.dtype, device=args.device)
     target = engine.target
     params = SamplingParams(max_tokens=args.max_tokens)
     prompts = read_prompts(args.prompts, args.num_prompts)
@@ -137,6 +150,8 @@ def main() -> None:
         "num_prompts": len(prompts),
         "max_tokens": args.max_tokens,
         "tree": TREE,
+        "head": args.head.name if args.head else None,
+        "is_tf32_allowed": torch.backends.cuda.matmul.allow_tf32,
         "plain": {"num_tokens": sum(c.stats.num_tokens for c in plain), "seconds": seconds},
         "variants": {},
     }
@@ -144,18 +159,23 @@ def main() -> None:
         report["variants"]["transformers generate"] = count_differences(
             target, plain, answers_of_transformers(target, plain, args.max_tokens)
         )
-    for name, variant in variants(engine, plain).items():
-        completions, seconds = run(variant, prompts, params)
+    for name, make in variants(engine, plain, args.head).items():
+        completions, seconds = run(make(), prompts, params)
         report["variants"][name] = summarise(target, plain, completions, seconds)
         # Written after each variant: a run that is cut short has still measured something.
         args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(name, json.dumps(report["variants"][name]))
+        shown = {k: v for k, v in report["variants"][name].items() if k != "differences"}
+        print(name, json.dumps(shown), flush=True)
 
 
-def variants(engine: Engine, plain: list[Completion]) -> dict[str, Engine]:
-    """Plain decoding once more, one request at a time; then three kinds of drafts."""
-    target = engine.target
+def variants(
+    engine: Engine, plain: list[Completion], head: Path | None
+) -> dict[str, Callable[[], Engine]]:
+    """Plain decoding in other company, then several kinds of drafts; made when their turn comes."""
+    target, settings = engine.target, replace(engine.settings, tree=TreeSettings(**TREE))
     answers = {c.prompt_token_ids: c.token_ids for c in plain}
+    one_by_one = replace(settings, graphs="off")
+    chain = replace(settings, tree=TreeSettings(depth=5, width=1, budget=5))
 
     def scripted(accuracy: float) -> Engine:
         drafter = ScriptedDrafter(
@@ -163,15 +183,21 @@ def variants(engine: Engine, plain: list[Completion]) -> dict[str, Engine]:
         )
         return Engine(target, drafter=drafter)
 
-    return {
-        "plain again": engine,
-        "plain, other batches": Engine(target, settings=EngineSettings(max_requests=3)),
-        "random head": Engine(
-            target, random_head(target), EngineSettings(tree=TreeSettings(**TREE))
-        ),
-        "scripted drafts, accuracy 0.7": scripted(0.7),
-        "scripted drafts, accuracy 1.0": scripted(1.0),
+    found: dict[str, Callable[[], Engine]] = {
+        "plain again": lambda: engine,
+        "plain, other batches": lambda: Engine(target, settings=replace(settings, max_requests=3)),
+        "plain, cycles one by one": lambda: Engine(target, settings=one_by_one),
+        "random head": lambda: Engine(target, random_head(target), settings),
+        "scripted drafts, accuracy 0.7": lambda: scripted(0.7),
+        "scripted drafts, accuracy 1.0": lambda: scripted(1.0),
     }
+    if head is not None:
+        found |= {
+            "head, tree": lambda: Engine(target, load_head(head), settings),
+            "head, tree, cycles one by one": lambda: Engine(target, load_head(head), one_by_one),
+            "head, chain of 5": lambda: Engine(target, load_head(head), chain),
+        }
+    return found
 
 
 def answers_of_transformers(
@@ -214,6 +240,7 @@ def count_differences(
     return {
         "num_equal": len(found) - len(differences),
         "num_different": len(differences),
+        "num_near_ties": sum(d["margin"] <= NEAR * d["bfloat16_spacing"] for d in differences),
         "largest_margin_in_spacings": max(
             (d["margin"] / d["bfloat16_spacing"] for d in differences), default=0.0
         ),
