@@ -205,7 +205,7 @@ class Run:
                 print(f"RESULT chain {chain} batch {size} {shown}", flush=True)
                 self.save()
         finally:
-            llm.llm_engine.engine_core.shutdown()
+            llm.llm_engine.engine_core.shutdown(timeout=1.0)
             del llm
             gc.collect()
 

@@ -12,14 +12,19 @@ for minutes gets through them one by one:
     python $tool compare --target T --work W --out benchmarks/FILE.json
 
 `vllm` takes the Python of its environment (`--python`); fledge's own unless told otherwise. Both
-draft the same chain, greedily, in groups of the same sizes; the first group of each warms up.
+draft the same chain, greedily, in groups of the same sizes; the first group of each warms up. On a
+GPU vLLM has its scheduler in a process of its own, as it does by default. `compare` looks at texts
+of both engines, with a head and without, wherever they part.
 """
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fledge import Engine, EngineSettings, SamplingParams
 from fledge.contracts import provenance
@@ -31,6 +36,12 @@ from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
 from fledge.models.target_facts import read_facts
 
+TEXT_PAIRS = (
+    (("vllm", "head"), ("fledge", "head")),
+    (("vllm", "plain"), ("fledge", "plain")),
+    (("vllm", "plain"), ("vllm", "head")),
+    (("fledge", "plain"), ("fledge", "head")),
+)
 TEXT_KEYS = ("prompt", "question", "instruction", "text")
 MAX_DIFFERENCE = 0.02
 NEAR_TIE = 0.25
@@ -60,11 +71,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--depth", type=int, default=5)
-    parser.add_argument("--groups", default="1,32", help="sizes of groups answered together")
-    parser.add_argument("--alone", type=int, default=16, help="prompts of the group size 1")
+    parser.add_argument("--groups", default="1,8,32", help="sizes of groups answered together")
+    parser.add_argument("--alone", type=int, default=8, help="prompts of the group size 1")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--python", type=Path)
     parser.add_argument("--memory-share", type=float, default=0.5)
+    parser.add_argument("--commit", help="where the tree is not a checkout")
     return parser.parse_args()
 
 
@@ -120,6 +132,8 @@ def run_vllm(options: argparse.Namespace) -> dict[str, Any]:
         for size, prompts in groups
     ]
     start = time.perf_counter()
+    if pick_device().type == "cuda":
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     found = run_in_engine(engine, runs)
     measured = {
         str(size): {
@@ -187,14 +201,20 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         (abs(value) for group in groups.values() for value in group["difference_at_position"]),
         default=0.0,
     )
-    parted = sum(group["texts"]["parted_elsewhere"] for group in groups.values())
+    parted = sum(
+        texts["parted_elsewhere"] for group in groups.values() for texts in group["texts"].values()
+    )
     print(f"widest difference of acceptance {widest:.4f}; texts parted without a near-tie {parted}")
+    is_cuda = engine.target.device.type == "cuda"
     return {
-        "provenance": provenance.collect(device=str(engine.target.device)),
+        "provenance": provenance.collect(
+            device=torch.cuda.get_device_name() if is_cuda else "cpu", commit=options.commit
+        ),
         "vllm": found["vllm", "head"]["version"],
-        "target": options.target,
+        "target": Path(options.target).name,
         "depth": options.depth,
         "dtype": dtype_name(options),
+        "near_tie_nats": NEAR_TIE,
         "groups": groups,
         "is_acceptance_ours": widest <= MAX_DIFFERENCE,
         "is_text_ours": parted == 0,
@@ -214,7 +234,13 @@ def compare_group(
             one - other for one, other in zip(rates["vllm"], rates["fledge"], strict=True)
         ],
         "tokens_per_s": {name: round(speed, 1) for name, speed in speeds.items()},
-        "texts": compare_texts(engine, prompts, theirs["token_ids"], ours["token_ids"]),
+        "texts": {
+            f"{' '.join(one)} and {' '.join(other)}": compare_texts(
+                engine, prompts, found[one]["token_ids"], found[other]["token_ids"]
+            )
+            for one, other in TEXT_PAIRS
+            if one in found and other in found
+        },
     }
 
 
@@ -228,22 +254,26 @@ def compare_texts(
     engine: Engine, prompts: list[list[int]], theirs: list[list[int]], ours: list[list[int]]
 ) -> dict[str, Any]:
     """Where texts part, how much more probable our token was than theirs."""
-    counts: dict[str, Any] = {"same": 0, "parted_at_near_ties": 0, "parted_elsewhere": 0}
-    gaps = []
+    parted = []
     for prompt, one, other in zip(prompts, theirs, ours, strict=True):
         pairs = zip(one, other, strict=False)
         place = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
-        if place is None:
-            counts["same"] += 1
-            continue
-        params = SamplingParams(max_tokens=1, logprobs=20)
-        (completion,) = engine.generate([[*prompt, *other[:place]]], params)
+        if place is not None:
+            parted.append(([*prompt, *other[:place]], one[place], other[place]))
+    asked = [text for text, *_ in parted]
+    answers = engine.generate(asked, SamplingParams(max_tokens=1, logprobs=20)) if asked else []
+    gaps = []
+    for completion, (_, one_id, other_id) in zip(answers, parted, strict=True):
         assert completion.logprobs is not None
         top = dict(completion.logprobs[0].top)
-        gap = abs(top.get(other[place], -99.0) - top.get(one[place], -99.0))
-        gaps.append(gap)
-        counts["parted_at_near_ties" if gap <= NEAR_TIE else "parted_elsewhere"] += 1
-    return counts | {"gaps": [round(gap, 4) for gap in sorted(gaps)]}
+        gaps.append(abs(top.get(other_id, -99.0) - top.get(one_id, -99.0)))
+    num_near = sum(gap <= NEAR_TIE for gap in gaps)
+    return {
+        "same": len(prompts) - len(parted),
+        "parted_at_near_ties": num_near,
+        "parted_elsewhere": len(gaps) - num_near,
+        "gaps": [round(gap, 4) for gap in sorted(gaps)],
+    }
 
 
 STEPS = {"prompts": make_prompts, "vllm": run_vllm, "fledge": run_fledge, "compare": compare}

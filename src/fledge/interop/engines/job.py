@@ -140,7 +140,8 @@ def run_in_engine(
 def _wait(
     engine: InstalledEngine, command: list[str], log: Any, timeout_s: float | None, folder: str
 ) -> None:
-    environment = {**os.environ, **_ENVIRONMENTS.get(engine.name, {}), **_OFFLINE}
+    # What the user has set goes before what usually does.
+    environment = {**_ENVIRONMENTS.get(engine.name, {}), **os.environ, **_OFFLINE}
     if engine.python != Path(sys.executable):
         # Another Python has libraries of its own, and ours would only disturb them.
         environment.pop("PYTHONPATH", None)
