@@ -1,0 +1,244 @@
+"""Putting a head into the package: small, checked, with a card of what the stages wrote."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fledge.contracts.errors import ArtifactError, CapacityError, FledgeError, MismatchError
+from fledge.contracts.progress import SilentProgress
+from fledge.contracts.tuned_settings import read_tuned
+from fledge.lab import shipping
+from fledge.lab.candidates import Candidate, fingerprints
+from fledge.lab.head_card import Evidence
+from fledge.lab.shipping import ship_head
+from fledge.models.head_files import load_head, save_head
+from fledge.models.shipped_heads import find_shipped_head, tuning_file
+from fledge.store.manifest import CORPUS, Manifest, Plan
+from fledge.testing import save_tiny_target
+from tests.shipped_pairs import save_random_head, ship, training_manifest, tuning
+
+PROVENANCE = {"command": "fledge select", "device": "NVIDIA H200", "date": "2026-11-15 12:00 UTC"}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_target(tmp_path_factory.mktemp("targets") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    return save_random_head(target, tmp_path_factory.mktemp("heads") / "run")
+
+
+def fingerprint(directory: Path) -> str:
+    return fingerprints([Candidate(name="head", directory=directory)], SilentProgress())["head"]
+
+
+def weights_of(target: Path) -> str:
+    return str(training_manifest(target).plan.identity["weights"])
+
+
+def scorecard(head: str) -> dict[str, Any]:
+    interval = {"value": 3.25, "low": 3.0, "high": 3.5}
+    faster = {"value": 1.75, "low": 1.5, "high": 2.0}
+    figures = {"accept_length_before_loops": 3.125, "tokens_per_s": 1234.5}
+    tasks = {"gsm8k": {"accept_length": interval, "speed_up": faster, "figures": figures}}
+    measured = {
+        "rank": 1,
+        "name": "run",
+        "fingerprint": head,
+        "accept_length": interval,
+        "speed_up": faster,
+        "tasks": tasks,
+        "differences": {"num_compared": 40, "num_different": 1},
+    }
+    return {
+        "verdict": "",
+        "dtype": "bfloat16",
+        "device": "NVIDIA H200",
+        "settings": {
+            "temperature": 0.0,
+            "tree": {"depth": 7, "width": 1, "budget": 7},
+            "controller": "fixed",
+            "max_tokens": 256,
+            "concurrency": 1,
+        },
+        "plain": {"tasks": {"gsm8k": {"tokens_per_s": 700.25}}},
+        "heads": [{"rank": None, "name": "lost", "fingerprint": "x"}, measured],
+        "provenance": PROVENANCE,
+    }
+
+
+def bench() -> dict[str, Any]:
+    speedup = {"value": 1.0625, "low": 1.0, "high": 1.125}
+    row = {"kind": "closed", "level": 32, "speedup": speedup, "tpot_speedup": None}
+    return {
+        "arms": [],
+        "comparisons": [{"baseline": "plain", "arm": "head", "rows": [row]}],
+        "provenance": PROVENANCE,
+    }
+
+
+def data_card() -> dict[str, Any]:
+    sources = [
+        {"name": "questions", "is_self": False, "licence": "MIT", "rows": {"out": 1200}},
+        {"name": "self", "is_self": True, "licence": "Apache-2.0", "rows": {"out": 3400}},
+    ]
+    return {
+        "rows": 4600,
+        "sources": sources,
+        "totals": {"rows": {"overlaps": 17}, "identifiers": {"email": 5, "name": 6}},
+        "filters": {"decontaminate": {"against": ["bench.jsonl"]}, "privacy": {"enabled": True}},
+    }
+
+
+def corpus() -> Manifest:
+    counts = {
+        "samples": 4600,
+        "tokens": 900_000,
+        "loss_tokens": 700_000,
+        "vocabulary": {"coverage": 0.98765},
+    }
+    return Manifest(
+        plan=Plan(kind=CORPUS, settings={}), counts=counts, files={}, provenance=PROVENANCE
+    )
+
+
+def test_the_directory_is_a_head_of_half_the_bytes(
+    tmp_path: Path, head: Path, target: Path
+) -> None:
+    shipped = ship(head, target, tmp_path / "heads")
+    before, after = load_head(head), load_head(shipped.directory)
+    assert after.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(before.fc.weight.bfloat16(), after.fc.weight)
+    assert torch.equal(before.draft_to_target_V, after.draft_to_target_V)
+    assert set(shipped.manifest.files) == {"README.md", "config.json", "model.safetensors"}
+    assert shipped.manifest.plan.parents["run"] == training_manifest(target).fingerprint
+    found = find_shipped_head(str(target), root=tmp_path / "heads")
+    assert found is not None
+    assert found.manifest.fingerprint == shipped.manifest.fingerprint
+    again = ship(head, target, tmp_path / "heads")
+    assert again.manifest.fingerprint == shipped.manifest.fingerprint
+
+
+def test_a_tuning_goes_along_without_places_and_losers(
+    tmp_path: Path, head: Path, target: Path
+) -> None:
+    weights = weights_of(target)
+    first = ship(head, target, tmp_path / "heads")
+    for known in (fingerprint(head), fingerprint(first.directory)):
+        document = tuning(known, weights, settings={"suites": ["/data/bench/gsm8k.jsonl"]})
+        shipped = ship(head, target, tmp_path / "heads", tunings={"cpu": document})
+        file = shipped.directory / tuning_file("cpu")
+        assert "/data" not in file.read_text()
+        assert "/somewhere" not in file.read_text()
+        tuned = read_tuned(file)
+        assert (tuned.tree.depth, tuned.controller) == (3, "fixed")
+        assert tuned.made_for is not None
+        assert tuned.made_for.fingerprint == fingerprint(shipped.directory)
+        assert shipped.tuned_kinds == ("cpu",)
+
+
+def test_the_card_says_what_was_measured(tmp_path: Path, head: Path, target: Path) -> None:
+    known = fingerprint(head)
+    shipped = ship(
+        head,
+        target,
+        tmp_path / "heads",
+        checkpoint="step-00000014",
+        corpus=corpus(),
+        data=[data_card()],
+        scorecards=[scorecard(known)],
+        tunings={"cpu": tuning(known, weights_of(target))},
+        benches=[bench()],
+    )
+    card = (shipped.directory / "README.md").read_text()
+    for line in (
+        "| gsm8k | 3.25 [3.00, 3.50] | 3.12 | 1.75 [1.50, 2.00] | 1,234.5 | 700.2 |",
+        "bfloat16 on NVIDIA H200, greedy, chain of 7, fixed controller",
+        "39 of 40 answers equal plain decoding's.",
+        "| cpu | float32 on cpu | depth 3, width 2, budget 5, fixed | 1 | 1.50 [1.25, 1.75] | 2.00 |",
+        "| 32 | 1.06 [1.00, 1.12] | not measured |",
+        "| self | the target itself | Apache-2.0 | 3,400 |",
+        "11 identifiers replaced or dropped. 17 rows left out",
+        "4,600 samples, 900,000 tokens, 700,000 of them answers",
+        "98.8% of what it said",
+        "| checkpoint | step-00000014 |",
+        "| tokens seen | 14,336 in 2 epochs |",
+        "| licence of the head | MIT |",
+    ):
+        assert line in card
+
+
+Damage = Callable[[Evidence], Evidence]
+FOREIGN = tuning("another head", "other weights")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda given: replace(
+                given, training=training_manifest(Path("other"), weights="of another")
+            ),
+            MismatchError,
+            "trained for other with weights of another, and .* has weights",
+        ),
+        (
+            lambda given: replace(given, tunings={"cpu": FOREIGN}),
+            MismatchError,
+            "tuning for cpu was made for the head /somewhere/.*run `fledge tune` for it",
+        ),
+        (
+            lambda given: replace(given, tunings={"tpu": FOREIGN}),
+            MismatchError,
+            "tpu is no kind of device",
+        ),
+        (
+            lambda given: replace(given, scorecards=[scorecard("another head")]),
+            MismatchError,
+            r"measured \['run'\], and not the head that is shipped",
+        ),
+    ],
+)
+def test_what_is_about_another_head_is_refused(
+    change: Damage, error: type[FledgeError], message: str, tmp_path: Path, head: Path, target: Path
+) -> None:
+    given = change(Evidence(training=training_manifest(target)))
+    with pytest.raises(error, match=message):
+        ship_head(
+            head,
+            given,
+            target=str(target),
+            root=tmp_path,
+            licence="MIT",
+            progress=SilentProgress(),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_tuning_is_refused(tmp_path: Path, head: Path, target: Path) -> None:
+    document = tuning(fingerprint(head), weights_of(target), state="unfinished")
+    with pytest.raises(MismatchError, match="the tuning for cpu is unfinished"):
+        ship(head, target, tmp_path, tunings={"cpu": document})
+
+
+def test_a_large_head_is_refused(
+    tmp_path: Path, head: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "MOST_BYTES", 1000)
+    with pytest.raises(CapacityError, match=r"takes .* in bfloat16, .* less than 1\.0 kB"):
+        ship(head, target, tmp_path)
+
+
+def test_a_broken_head_is_refused(tmp_path: Path, head: Path, target: Path) -> None:
+    broken = load_head(head)
+    with torch.no_grad():
+        broken.fc.weight[0, 0] = torch.nan
+    save_head(broken, tmp_path / "broken")
+    with pytest.raises(ArtifactError, match=r"fc\.weight in .* no numbers"):
+        ship(tmp_path / "broken", target, tmp_path / "heads")
