@@ -13,6 +13,7 @@ from fledge.contracts.data_settings import PrepareSettings, SelfSettings, Source
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import Recipe, load_recipe, read_recipe
+from fledge.contracts.settings import EngineSettings
 from fledge.store.capacity import format_bytes
 
 if TYPE_CHECKING:
@@ -94,7 +95,12 @@ def prepare(
         return
     from fledge.data import prepare as stage
 
-    choice = Choice(target=target or recipe.target, dtype=dtype, device=device)
+    choice = Choice(
+        target=target or recipe.target,
+        dtype=dtype,
+        device=device,
+        settings=EngineSettings(max_requests=recipe.regenerate.concurrency),
+    )
 
     manifest = stage.prepare(
         settings,

@@ -69,7 +69,8 @@ class _PromptsOfTarget:
     ) -> Iterable[Conversation]:
         if self._writer is None:
             journal = self._road.place("prepare") / prepare.WORK_NAME / "self"
-            engine = self._road.load_engine(EngineSettings())
+            num_places = self._road.recipe.regenerate.concurrency
+            engine = self._road.load_engine(EngineSettings(max_requests=num_places))
             journal.mkdir(parents=True, exist_ok=True)
             self._writer = SelfPromptWriter(engine, progress=self._road.progress, journal=journal)
         return self._writer(source, settings, seed)
