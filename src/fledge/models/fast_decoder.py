@@ -30,9 +30,12 @@ from fledge.models.fast_layers import (
     make_layer,
     make_norm,
 )
+from fledge.models.native_check import find_native, make_native
+from fledge.models.native_decoder import DecoderParts, NativeDecoder
 from fledge.models.target_reading import Readout, TargetReading, readout_of
 from fledge.ops.document_attention import DocumentAttention
 from fledge.ops.documents import Documents, make_documents
+from fledge.ops.kernel_choice import uses_native
 from fledge.ops.kv import KVMemory
 from fledge.ops.norms import residual_norm
 from fledge.ops.paged import Pass
@@ -63,8 +66,10 @@ class FastDecoder:
         config, decoder = model.config.get_text_config(), model.get_decoder()
         family = family_of(config)
         self._embedding = model.get_input_embeddings()
-        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        is_packed = can_be_packed(self._embedding.weight, num_bytes)
+        self._num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        library = find_native(self._embedding.weight, self._num_bytes)
+        has_room = can_be_packed(self._embedding.weight, self._num_bytes)
+        is_packed = has_room and library is None
         self._layers = [
             make_layer(module, index, family, config, is_packed=is_packed)
             for index, module in enumerate(decoder.layers)
@@ -80,11 +85,43 @@ class FastDecoder:
         if self._embedding.weight.is_cuda:
             # Matrices that were joined have left holes that nothing else fits into.
             torch.cuda.empty_cache()
+        self._native: NativeDecoder | None = None
+        if library is not None:
+            parts = DecoderParts(
+                self._layers,
+                self._final_norm,
+                self._to_logits,
+                self._tables,
+                int(config.hidden_size),
+                has_room,
+            )
+            self._native = make_native(library, parts, self._forward_native, self._forward_plain)
 
     def forward(
         self, packed: Pass, memory: KVMemory, logit_rows_R: Tensor | None, taps: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits of the rows asked for, all when None, and the tapped streams."""
+        if self._native is not None and uses_native(self._embedding.weight, self._num_bytes):
+            found = self._forward_native(self._native, packed, memory, logit_rows_R, taps)
+            if found is not None:
+                return found
+        return self._forward_plain(packed, memory, logit_rows_R, taps)
+
+    def _forward_native(
+        self,
+        native: NativeDecoder,
+        packed: Pass,
+        memory: KVMemory,
+        logit_rows_R: Tensor | None,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        stream_TD = self._embedding(packed.token_ids_T)
+        found = native.forward(packed, stream_TD, memory, logit_rows_R, taps)
+        return None if found is None else (self._readout.shaped(found[0]), found[1])
+
+    def _forward_plain(
+        self, packed: Pass, memory: KVMemory, logit_rows_R: Tensor | None, taps: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
 
         def attend(layer: FastLayer, product_TE: Tensor, rotation: Rotation) -> Tensor:
             window, heads = layer.spec.window, layer.heads

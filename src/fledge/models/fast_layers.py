@@ -113,7 +113,8 @@ def join(modules: list[nn.Linear], *, is_packed: bool) -> Product:
     weight_NK = _joined([module.weight for module in modules])
     biases = [module.bias for module in modules]
     bias_N = None if biases[0] is None else _joined(biases)
-    return Product(weight_NK, bias_N, is_packed=is_packed)
+    sizes = [module.out_features for module in modules]
+    return Product(weight_NK, bias_N, is_packed=is_packed, sizes=sizes)
 
 
 def _joined(parameters: list[Any]) -> Tensor:

@@ -3,6 +3,8 @@
 Kernels run on CUDA by themselves. `FLEDGE_KERNELS=plain` in the environment, or
 `with choose_kernels("plain")` in a test, takes the twins everywhere; `"triton"` asks for kernels on
 any device, which on a CPU needs Triton's interpreter (`TRITON_INTERPRET=1` before it is imported).
+On a CPU in float32 kernels of `ops/native` run by themselves where weights are many; `"native"` asks
+for them whatever the size.
 
 A kernel proves itself on the machine it runs on: its first result of each kind is checked against
 its twin. One that cannot be built, or is wrong, is said once and left for its twin. Where
@@ -23,8 +25,11 @@ from torch import Tensor
 
 from fledge.contracts.errors import ConfigError
 
-KernelChoice = Literal["auto", "plain", "triton"]
+KernelChoice = Literal["auto", "plain", "triton", "native"]
 Result = TypeVar("Result")
+
+_MANY_BYTES = 16_000_000
+"""Weights for which it is worth compiling kernels, which takes some seconds once."""
 
 _log = logging.getLogger(__name__)
 _chosen: list[KernelChoice] = []
@@ -48,6 +53,19 @@ def uses_kernels(tensor: Tensor) -> bool:
     if choice == "auto":
         return tensor.is_cuda and _has_triton()
     return choice == "triton"
+
+
+def uses_native(weight: Tensor, num_bytes: int) -> bool:
+    """Whether a network of so many bytes like this one should run on the native kernels."""
+    choice = _choice()
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return False
+    return choice == "native" or (choice == "auto" and num_bytes >= _MANY_BYTES)
+
+
+def is_native_asked_for() -> bool:
+    """Whether `"native"` was chosen: then nothing takes the place of what is wrong."""
+    return _choice() == "native"
 
 
 def are_kernels_asked_for() -> bool:

@@ -8,6 +8,8 @@ packed weights are a second copy, so they are made only where there is room.
 Legend: T rows, N outputs, K inputs.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,17 +26,26 @@ _ROOM_SHARE = 0.25
 class Product:
     """One matrix, multiplied by whatever comes."""
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, is_packed: bool) -> None:
-        self._weight_NK, self._bias_N = weight_NK, bias_N
+    def __init__(
+        self,
+        weight_NK: Tensor,
+        bias_N: Tensor | None,
+        *,
+        is_packed: bool,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """`sizes` are the rows of the matrices it was joined of."""
+        self.weight_NK, self.bias_N = weight_NK, bias_N
+        self.sizes = tuple(sizes or (weight_NK.shape[0],))
         self._packed: Tensor | None = None
         if is_packed:
             self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight_NK, _PACKED_FOR_ROWS)
 
     def __call__(self, rows_TK: Tensor) -> Tensor:
         if self._packed is None:
-            return F.linear(rows_TK, self._weight_NK, self._bias_N)
+            return F.linear(rows_TK, self.weight_NK, self.bias_N)
         out_TN: Tensor = torch.ops.mkl._mkl_linear(
-            rows_TK, self._packed, self._weight_NK, self._bias_N, rows_TK.shape[0]
+            rows_TK, self._packed, self.weight_NK, self.bias_N, rows_TK.shape[0]
         )
         return out_TN
 

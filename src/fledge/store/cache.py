@@ -6,6 +6,7 @@
 <cache>/locks/<key>.lock        held while a target is made
 <cache>/hashes/<id>.json        sha256 of local files that were hashed before
 <cache>/pass_times/<id>.json    how long passes of a target took on this machine
+<cache>/native/<id>.so          kernels compiled for this processor
 <cache>/batches/<name>/         files and batches of a server
 """
 
@@ -48,6 +49,10 @@ class CacheLayout:
     @property
     def pass_times(self) -> Path:
         return self.root / "pass_times"
+
+    @property
+    def native(self) -> Path:
+        return self.root / "native"
 
     @property
     def batches(self) -> Path:

@@ -1,0 +1,149 @@
+// Sixteen floats at a time, in the vector types that GCC and Clang share: one zmm register with
+// AVX-512, two ymm registers with AVX2, whatever there is elsewhere. Sums of a row never depend on
+// which other rows are beside it: every kernel adds lane by lane over rising k, and folds the lanes
+// by the same tree.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+constexpr int LANES = 16;
+
+typedef float V __attribute__((vector_size(64)));
+typedef float UnalignedV __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t VI __attribute__((vector_size(64)));
+typedef float V8 __attribute__((vector_size(32)));
+typedef float V4 __attribute__((vector_size(16)));
+typedef float UnalignedV4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE V load(const float* p) { return *(const UnalignedV*)p; }
+INLINE void store(float* p, V v) { *(UnalignedV*)p = v; }
+INLINE V all_of(float x) { return V{} + x; }
+
+INLINE V load_some(const float* p, int64_t count) {
+    float lanes[LANES] = {};
+    memcpy(lanes, p, size_t(count) * sizeof(float));
+    return load(lanes);
+}
+
+INLINE V8 half_sums(V v) {
+    V8 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    V8 high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return low + high;
+}
+
+// The sums of four vectors, side by side.
+INLINE V4 fold4(V a, V b, V c, V d) {
+    V8 a8 = half_sums(a), b8 = half_sums(b), c8 = half_sums(c), d8 = half_sums(d);
+    V8 ab = __builtin_shufflevector(a8, b8, 0, 8, 1, 9, 4, 12, 5, 13) +
+            __builtin_shufflevector(a8, b8, 2, 10, 3, 11, 6, 14, 7, 15);
+    V8 cd = __builtin_shufflevector(c8, d8, 0, 8, 1, 9, 4, 12, 5, 13) +
+            __builtin_shufflevector(c8, d8, 2, 10, 3, 11, 6, 14, 7, 15);
+    V8 all = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
+             __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    return __builtin_shufflevector(all, all, 0, 1, 2, 3) +
+           __builtin_shufflevector(all, all, 4, 5, 6, 7);
+}
+
+INLINE float fold(V v) {
+    V none = {};
+    return fold4(v, none, none, none)[0];
+}
+
+INLINE float largest(V v) {
+    float best = v[0];
+    for (int lane = 1; lane < LANES; lane++) best = v[lane] > best ? v[lane] : best;
+    return best;
+}
+
+INLINE V smaller_of(V a, V b) { return a < b ? a : b; }
+INLINE V larger_of(V a, V b) { return a > b ? a : b; }
+
+// e^x to about one unit in the last place, for x up to 88; 0 far below.
+INLINE V exponential(V x) {
+    x = larger_of(smaller_of(x, all_of(88.0f)), all_of(-87.0f));
+    V magic = all_of(12582912.0f);
+    V n = (x * 1.44269504088896341f + magic) - magic;
+    V r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    V p = all_of(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    VI scale = (__builtin_convertvector(n, VI) + 127) << 23;
+    return p * (V)scale;
+}
+
+INLINE float half_to_float(uint16_t bits) {
+#if defined(__F16C__)
+    return _cvtsh_ss(bits);
+#else
+    uint32_t sign = uint32_t(bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, rest = bits & 1023u;
+    if (exponent == 0) {
+        float tiny = float(rest) * 5.9604644775390625e-8f;
+        return sign ? -tiny : tiny;
+    }
+    uint32_t wide = sign | (exponent == 31 ? 255u : exponent + 112u) << 23 | rest << 13;
+    float out;
+    memcpy(&out, &wide, 4);
+    return out;
+#endif
+}
+
+INLINE void halves_to_floats(const uint16_t* halves, int count, float* out) {
+    int i = 0;
+#if defined(__AVX512F__)
+    for (; i + LANES <= count; i += LANES)
+        store(out + i, (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(halves + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(halves + i))));
+#endif
+    for (; i < count; i++) out[i] = half_to_float(halves[i]);
+}
+
+// Sixteen signed bytes to floats.
+INLINE V bytes_to_floats(const uint8_t* bytes) {
+#if defined(__AVX512F__)
+    __m128i packed = _mm_loadu_si128((const __m128i*)bytes);
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(packed));
+#else
+    VI wide;
+    for (int lane = 0; lane < LANES; lane++) wide[lane] = ((const int8_t*)bytes)[lane];
+    return __builtin_convertvector(wide, V);
+#endif
+}
+
+// Sixteen bfloat16 to floats.
+INLINE V brains_to_floats(const uint8_t* brains) {
+#if defined(__AVX512F__)
+    __m256i packed = _mm256_loadu_si256((const __m256i*)brains);
+    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16);
+#else
+    VI wide;
+    for (int lane = 0; lane < LANES; lane++)
+        wide[lane] = int32_t(uint32_t(((const uint16_t*)brains)[lane]) << 16);
+    return (V)wide;
+#endif
+}
+
+// table[code & 15] in each lane.
+INLINE V look_up(VI code, V table, float step, float least) {
+#if defined(__AVX512F__)
+    (void)step, (void)least;
+    return (V)_mm512_permutexvar_ps((__m512i)code, (__m512)table);
+#else
+    (void)table;
+    return __builtin_convertvector(code & 15, V) * step + least;
+#endif
+}
