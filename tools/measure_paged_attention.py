@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="other cuts of the work")
     parser.add_argument("--heads", default="32,8,128", help="query heads, key heads, head size")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--commit", help="where the tree is not a checkout")
     args = parser.parse_args()
     device = torch.device("cuda")
     heads = Heads(*(int(one) for one in args.heads.split(",")), getattr(torch, args.dtype))
@@ -286,7 +287,7 @@ def main() -> None:
         "copy_bytes_per_s": round(limits[0]),
         "product_operations_per_s": round(limits[1]),
         "layer": results or swept,
-        "provenance": provenance.collect(device=torch.cuda.get_device_name()),
+        "provenance": provenance.collect(device=torch.cuda.get_device_name(), commit=args.commit),
     }
     print(json.dumps(document["layer"]))
     if args.out is not None:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def option_parser(description: str, *, budget_s: float) -> argparse.ArgumentPars
     return parser
 
 
+@lru_cache(maxsize=1)
+def load_once(name: str | None, shape: str, device: str, dtype: str) -> Target:
+    """For several measurements in one process."""
+    return load_target(name, shape, device, dtype)
+
+
 def random_head(target: Target, draft_vocab_size: int) -> Eagle3Head:
     """A head of the target's own shape whose weights mean nothing."""
     config = target.config
@@ -97,7 +104,7 @@ class Subject:
 
     @classmethod
     def load(cls, options: argparse.Namespace, *, has_head: bool) -> "Subject":
-        target = load_target(options.target, options.shape, options.device, options.dtype)
+        target = load_once(options.target, options.shape, options.device, options.dtype)
         head = None
         if has_head and options.head:
             head = fit_to_target(load_head(options.head), target)
