@@ -1,6 +1,5 @@
 """A tiny target, and a head that comes with it as if the package held it."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,8 +96,3 @@ def shipped_from(root: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shipped_heads, "SHIPPED_HEADS", root)
         yield
-
-
-def write_tuning(path: Path, document: dict[str, Any]) -> Path:
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return path

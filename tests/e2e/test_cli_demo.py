@@ -13,8 +13,8 @@ from fledge.cli import demo_contest
 from fledge.cli.demo_page import WIDTH, page_text
 from fledge.cli.demo_prompts import PROMPTS
 from fledge.cli.main import main
-from fledge.contracts.outputs import Completion
 from fledge.models.shipped_heads import tuning_file
+from fledge.testing import save_tiny_target
 from tests.e2e.conftest import RunProgram
 from tests.shipped_pairs import ship, shipped_from, tuning
 
@@ -161,13 +161,7 @@ def test_a_difference_is_an_error_in_float32(
     prompts: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = demo_contest.Round.of
-
-    def without_last(one: demo_contest.Round, arm: demo_contest.Arm) -> list[Completion]:
-        return whole(one, arm)
-
     monkeypatch.setattr(demo_contest.Round, "parting", property(lambda one: 4))
-    monkeypatch.setattr(demo_contest.Round, "of", without_last)
     outcome = run(*demo(target_dir, prompts, "--json"))
     assert outcome.exit_code == 1
     assert "the answers without and with the head differ (prompt 1 from token 5" in outcome.error
@@ -187,6 +181,12 @@ def test_where_answers_part() -> None:
     assert parting([1, 2, 3], [1, 2, 3], [1, 2, 4], [1, 2, 3]) == 2
     assert parting([1, 2, 3], [1, 2], [1, 2, 3], [1, 2, 3]) == 2
     assert parting([1, 2, 3], [1, 2, 3], [1, 2, 3], [9, 2, 3]) == 0
+
+
+def _one_prompt(place: Path) -> Path:
+    file = place / "one.txt"
+    file.write_text("rain", encoding="utf-8")
+    return file
 
 
 def _completion(ids: list[int]) -> Any:
@@ -221,17 +221,15 @@ def test_the_other_verbs_take_the_default_head(
     assert chat.exit_code == 0
     assert "head: shipped for" in chat.stderr
     typed = run("generate", *asked, "--depth", 2)
-    assert "trees of depth 2, width 8, 8 nodes, adaptive" in typed.stderr
+    assert "trees of depth 2, width 8, 40 nodes, adaptive" in typed.stderr
 
 
 def test_a_head_of_another_target_is_not_taken(
-    run: RunProgram, heads: Path, plain_target_dir: Path, roomy_target_dir: Path
+    run: RunProgram, heads: Path, target_dir: Path, tmp_path: Path
 ) -> None:
-    asked = ("--prompt", "rain", "--raw", "--max-tokens", 2, "--json")
-    outcome = run("generate", "--target", roomy_target_dir, *asked)
-    # The same seed made the same weights: what a target is called does not matter.
-    assert json.loads(outcome.stdout)["head"] is not None
-    (plain_target_dir / "model.safetensors").stat()
+    other = save_tiny_target(tmp_path / target_dir.name, seed=1)
+    outcome = run(*demo(other, _one_prompt(tmp_path), "--json"))
+    assert json.loads(outcome.stdout)["head"] is None
 
 
 def test_a_tuning_for_another_head_is_refused(

@@ -161,7 +161,7 @@ def test_the_card_says_what_was_measured(tmp_path: Path, head: Path, target: Pat
         "| gsm8k | 3.25 [3.00, 3.50] | 3.12 | 1.75 [1.50, 2.00] | 1,234.5 | 700.2 |",
         "bfloat16 on NVIDIA H200, greedy, chain of 7, fixed controller",
         "39 of 40 answers equal plain decoding's.",
-        "| cpu | float32 on cpu | depth 3, width 2, budget 5, fixed | 1 | 1.50 [1.25, 1.75] | 2.00 |",
+        "| cpu | float32 on cpu | depth 3, width 2, budget 5, fixed | 1 | 1.50 [1.25, 1.75] |",
         "| 32 | 1.06 [1.00, 1.12] | not measured |",
         "| self | the target itself | Apache-2.0 | 3,400 |",
         "11 identifiers replaced or dropped. 17 rows left out",
