@@ -35,12 +35,22 @@ def make_console() -> "Console":
 
 def page_text(document: Mapping[str, Any]) -> str:
     """The whole page without colours, as a pipe sees it."""
-    lines: list[str | Text] = [*intro_lines(document), ""]
-    for number, entry in enumerate(document["prompts"]):
-        lines += [*prompt_lines(entry, number), ""]
-    lines += summary_lines(document)
-    plain = (line if isinstance(line, str) else line.plain for line in lines)
-    return "".join(line.rstrip() + "\n" for line in plain)
+    entries = list(enumerate(document["prompts"]))
+    return _plain([*intro_lines(document), _text("")]) + _results(document, entries)
+
+
+def tail_text(document: Mapping[str, Any]) -> str:
+    """The end of the page: the last prompt, and what it all comes to."""
+    return _results(document, list(enumerate(document["prompts"]))[-1:])
+
+
+def _results(document: Mapping[str, Any], entries: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
+    made = [_plain([*prompt_lines(entry, number), _text("")]) for number, entry in entries]
+    return "".join([*made, _plain(summary_lines(document))])
+
+
+def _plain(lines: "Sequence[Text]") -> str:
+    return "".join(line.plain.rstrip() + "\n" for line in lines)
 
 
 def show(console: "Console", lines: "Sequence[str | Text]") -> None:
