@@ -58,6 +58,16 @@ def tap_norm_limit(config: HeadConfig, engine: str) -> Limit:
     )
 
 
+def skipped_fc_limit(config: HeadConfig, engine: str) -> Limit:
+    width = config.num_taps * config.target_hidden_size
+    return (
+        width == config.hidden_size,
+        f"its {config.num_taps} target states of {config.target_hidden_size} values are as wide as "
+        f"its own hidden state, and {engine} then takes them for one and leaves fc out.",
+        "Export it for vLLM, or train it on more layers (capture.layers).",
+    )
+
+
 def num_taps_limit(config: HeadConfig, engine: str) -> Limit:
     return (
         config.num_taps != 3,

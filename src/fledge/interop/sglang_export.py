@@ -4,7 +4,13 @@ from pathlib import Path
 
 from fledge.contracts.errors import MismatchError
 from fledge.interop.checkpoint_files import write_checkpoint
-from fledge.interop.limits import bias_limit, qk_norm_limit, refuse, residual_limit
+from fledge.interop.limits import (
+    bias_limit,
+    qk_norm_limit,
+    refuse,
+    residual_limit,
+    skipped_fc_limit,
+)
 from fledge.interop.public_tensors import public_tensors
 from fledge.interop.sglang_layers import written_ids
 from fledge.interop.taps import check_ascending, known_taps
@@ -16,7 +22,7 @@ from fledge.models.head import Eagle3Head
 def check_sglang(head: Eagle3Head, target: TargetFacts | None) -> None:
     """Refuse what SGLang would misread without a word."""
     config = head.config
-    limits = (residual_limit, bias_limit, qk_norm_limit)
+    limits = (residual_limit, bias_limit, qk_norm_limit, skipped_fc_limit)
     refuse("SGLang", (limit(config, "SGLang") for limit in limits))
     check_ascending(known_taps(config, target), "SGLang")
     written_ids(config.taps, target)

@@ -9,7 +9,7 @@ from fledge.interop.target_facts import TargetFacts
 from fledge.models.head_config import default_taps
 
 _ADD_ONE_IF_FIRST_IS_ONE = frozenset(
-    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite"}
+    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"}
 )
 _ADD_NONE_IF_LAST_LAYER = frozenset({"gpt_oss"})
 _ADDS_ONE_TO_DEFAULT = frozenset({"minimax_m3_vl"})

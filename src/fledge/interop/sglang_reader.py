@@ -1,4 +1,4 @@
-"""SGLang's rules for an EAGLE-3 head, from its sources (0.5.16, August 2026), followed strictly.
+"""SGLang's rules for an EAGLE-3 head, from its sources (0.5.17), followed strictly.
 
 SGLang could not be run where this was written: these are its loading rules as its code states them.
 
@@ -7,6 +7,12 @@ SGLang could not be run where this was written: these are its loading rules as i
   adds 1. deepseek_v2 and glm4_moe_lite add 1 only when the first id is 1; gpt_oss adds none when
   the largest id is the number of layers; minimax_m3_vl adds 1 to its own default too.
 - States are taken before a layer runs: neither the embedding nor the last layer's output can be.
+- The width of `fc` comes from `num_aux_hidden_states`, else from those ids, else it is 3 taps. A
+  state as wide as the embedding is taken for the head's own, and `fc` is left out.
+- `fc_norm` (or `use_aux_norm`) norms each tap, by tensors `fc_norm.0` and so on, which older files
+  call aux_norm_low, aux_norm_mid and aux_norm_high; `norm_output` feeds back the normed state;
+  `norm_before_fc` is read under `eagle_config` first.
+- `d2t` holds differences: token i of the draft vocabulary is target token i + d2t[i].
 - `norm_before_residual` is not known: the residual is the raw hidden state.
 - Queries, keys and values have no biases; q and k norms do not exist; the head's window is an
   option of the command, not of the config.
@@ -24,6 +30,12 @@ from fledge.models.head_config import HeadConfig
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _IDS = "eagle_aux_hidden_state_layer_ids"
+_OTHER_NAMES = {
+    "layers.0.": "midlayer.",
+    "aux_norm_low": "fc_norm.0",
+    "aux_norm_mid": "fc_norm.1",
+    "aux_norm_high": "fc_norm.2",
+}
 
 
 def read_as_sglang(directory: Path, target: TargetFacts | None = None) -> EngineView:
@@ -56,6 +68,11 @@ def read_as_sglang(directory: Path, target: TargetFacts | None = None) -> Engine
         fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm", False)),
         norm_output=bool(config.get("norm_output", False)),
     )
+    require(
+        num_taps * head_config.target_hidden_size != head_config.hidden_size,
+        directory,
+        "SGLang leaves fc out of a head whose taps are as wide as its hidden state.",
+    )
     tensors = _tensors(files.tensors)
     embedding = tensors.get("embed_tokens.weight")
     require(
@@ -67,8 +84,8 @@ def read_as_sglang(directory: Path, target: TargetFacts | None = None) -> Engine
 
 
 def _tensors(stored: dict[str, Any]) -> dict[str, Any]:
-    """Tensors under our names; with or without `model.`, the layer by either name."""
-    names = {
-        name: name.removeprefix("model.").replace("layers.0.", "midlayer.", 1) for name in stored
-    }
+    """Tensors under our names; with or without `model.`, the layer and the norms by either name."""
+    names = {name: name.removeprefix("model.") for name in stored}
+    for theirs, ours in _OTHER_NAMES.items():
+        names = {name: one.replace(theirs, ours, 1) for name, one in names.items()}
     return {ours: stored[name] for name, ours in names.items() if ours != "t2d"}

@@ -1,7 +1,8 @@
 """The readers that follow the engines' rules refuse what those engines would misread quietly.
 
-SGLang was not run here: its reader encodes the loading rules of its source, and these tests are
-their statement.
+SGLang was not run here: its reader encodes the loading rules of its source (0.5.17:
+models/llama_eagle3.py, model_runner_components/spec_aux_hidden_state.py, eagle_worker_v2.py), and
+these tests are their statement.
 """
 
 import json
@@ -154,6 +155,45 @@ def test_names_that_sglang_also_knows(exported: Path, tmp_path: Path) -> None:
             tensors["model." + name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
 
     assert read_as_sglang(changed(exported / "sglang", tmp_path / "x", renamed)).head
+
+
+def test_sglang_leaves_fc_out_of_taps_as_wide_as_the_hidden_state(
+    exported: Path, tmp_path: Path
+) -> None:
+    """It tells target states from the head's own by their width alone."""
+
+    def one_tap(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        config["num_aux_hidden_states"] = 1
+        config["eagle_config"][IDS] = [2]
+
+    with pytest.raises(FledgeError, match="leaves fc out"):
+        read_as_sglang(changed(exported / "sglang", tmp_path / "x", one_tap))
+
+
+@pytest.mark.parametrize("flag", ["fc_norm", "use_aux_norm"])
+def test_sglang_reads_the_norms_of_eagle_3_1(tmp_path: Path, flag: str) -> None:
+    """By their names of today and of before."""
+    head = write_head(tmp_path / "head", fc_norm=True, norm_output=True)
+    export_head(head, tmp_path / "out", "sglang", verify=True)
+
+    def older(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        del config["fc_norm"]
+        config[flag] = True
+        for number, name in enumerate(("low", "mid", "high")):
+            tensors[f"aux_norm_{name}.weight"] = tensors.pop(f"fc_norm.{number}.weight")
+
+    read = read_as_sglang(changed(tmp_path / "out", tmp_path / "x", older)).head
+    assert read.config.fc_norm
+    assert read.config.norm_output
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(read.state_dict()["fc_norm.2.weight"], stored["fc_norm.2.weight"])
+
+
+def test_draft_tokens_are_differences_in_both_engines(exported: Path) -> None:
+    offsets = load_file(exported / "sglang" / "model.safetensors")["d2t"]
+    expected = torch.arange(len(offsets)) + offsets
+    assert torch.equal(read_as_sglang(exported / "sglang").head.draft_to_target_V, expected)
+    assert torch.equal(read_as_vllm(exported / "vllm").head.draft_to_target_V, expected)
 
 
 def with_target_size(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:

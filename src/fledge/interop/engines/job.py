@@ -13,8 +13,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,14 @@ class EngineRun:
     max_model_len: int
     max_requests: int = 32
     group_size: int | None = None
-    """Prompts answered together, group after group; None answers all at once. vLLM only: llama.cpp
-    and OpenVINO answer one after the other."""
+    """Prompts answered together, group after group; None answers all at once. llama.cpp and
+    OpenVINO answer one after the other."""
 
     memory_share: float = 0.6
     """Of a GPU, for engines that take their memory beforehand."""
+
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """Handed to vLLM's or SGLang's engine as they are."""
 
     def as_json(self) -> dict[str, Any]:
         params = self.params
@@ -76,6 +79,7 @@ class EngineRun:
             "max_requests": self.max_requests,
             "group_size": self.group_size,
             "memory_share": self.memory_share,
+            "engine_options": dict(self.engine_options),
             "sampling": {
                 "max_tokens": params.max_tokens,
                 "min_tokens": params.min_tokens,

@@ -2,8 +2,8 @@
 
     python sglang_runner.py JOB.json RESULT.json
 
-Job and result are those of `fledge.interop.engines.job`. SGLang tells of each answer how many
-verify passes it took, and not at which position drafts were accepted: those counts stay empty.
+Job and result are those of `fledge.interop.engines.job`. SGLang tells of each answer how many of
+its verify passes accepted how many drafts, which is what the counts by position are made of.
 """
 
 import importlib.metadata
@@ -13,38 +13,76 @@ import time
 from pathlib import Path
 from typing import Any
 
+_HISTOGRAM = "spec_correct_drafts_histogram"
+_OLDER_HISTOGRAM = "spec_accept_histogram"
+
 
 def main() -> None:
     job_file, result_file = sys.argv[1:]
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    runs = [_run(one) for one in job["runs"]]
+    loaded = _Loaded()
+    runs = [_run(loaded, one) for one in job["runs"]]
+    loaded.close()
     result = {"version": importlib.metadata.version("sglang"), "runs": runs}
     Path(result_file).write_text(json.dumps(result), encoding="utf-8")
 
 
-def _run(run: dict[str, Any]) -> dict[str, Any]:
-    import sglang
+class _Loaded:
+    """The engine of the last run, kept for the next one where it is the same."""
 
-    engine = sglang.Engine(**_options(run))
+    def __init__(self) -> None:
+        self._options: dict[str, Any] | None = None
+        self._engine: Any = None
+
+    def get(self, options: dict[str, Any]) -> Any:
+        import sglang
+
+        if options != self._options:
+            self.close()
+            self._engine, self._options = sglang.Engine(**options), options
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+def _run(loaded: _Loaded, run: dict[str, Any]) -> dict[str, Any]:
+    engine = loaded.get(_options(run))
+    prompts, sampling = run["prompts"], _sampling(run["sampling"])
+    size = run["group_size"] or len(prompts)
+    groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    # Kernels that are compiled at their first use are not what is measured.
+    engine.generate(input_ids=groups[0], sampling_params=sampling)
     start = time.perf_counter()
-    outputs = engine.generate(input_ids=run["prompts"], sampling_params=_sampling(run["sampling"]))
+    outputs = [
+        output
+        for group in groups
+        for output in engine.generate(input_ids=group, sampling_params=sampling)
+    ]
     seconds = time.perf_counter() - start
-    engine.shutdown()
-    passes = sum(output["meta_info"].get("spec_verify_ct", 0) for output in outputs)
+    facts = [output["meta_info"] for output in outputs]
+    counted = _accepted(facts, run["depth"] if run["head"] else 0)
     return {
         "answers": [
             {
-                "token_ids": output["output_ids"],
+                "token_ids": list(output["output_ids"]),
                 "finish_reason": output["meta_info"]["finish_reason"]["type"],
             }
             for output in outputs
         ],
-        "num_drafts": 0,
-        "accepted_at_position": [],
+        "num_drafts": counted[0],
+        "accepted_at_position": counted[1:],
         "counting": "verified",
-        "cycles": passes,
+        "cycles": sum(fact.get("spec_verify_ct", 0) for fact in facts),
         "seconds": seconds,
     }
+
+
+def _accepted(facts: list[dict[str, Any]], depth: int) -> list[int]:
+    """Passes with drafts, then those that accepted one at least, two at least and so on."""
+    histograms = [fact.get(_HISTOGRAM) or fact.get(_OLDER_HISTOGRAM) or [] for fact in facts]
+    return [sum(sum(one[least:]) for one in histograms) for least in range(depth + 1)]
 
 
 def _options(run: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +104,7 @@ def _options(run: dict[str, Any]) -> dict[str, Any]:
             # The root is counted here, unlike everywhere else.
             "speculative_num_draft_tokens": (run["depth"] if is_chain else run["num_nodes"]) + 1,
         }
-    return options
+    return options | run["engine_options"]
 
 
 def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
