@@ -104,7 +104,7 @@ def _options(run: dict[str, Any]) -> dict[str, Any]:
             # The root is counted here, unlike everywhere else.
             "speculative_num_draft_tokens": (run["depth"] if is_chain else run["num_nodes"]) + 1,
         }
-    return options | run["engine_options"]
+    return {**options, **run["engine_options"]}
 
 
 def _sampling(asked: dict[str, Any]) -> dict[str, Any]:

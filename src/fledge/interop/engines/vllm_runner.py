@@ -96,7 +96,7 @@ def _options(run: dict[str, Any], *, is_cpu: bool) -> dict[str, Any]:
             "model": run["head"],
             "num_speculative_tokens": run["depth"],
         }
-    return options | run["engine_options"]
+    return {**options, **run["engine_options"]}
 
 
 def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
