@@ -13,7 +13,7 @@ help: ## this list
 setup: ## make .venv, or bring it up to date
 	@tools/setup_env.sh
 
-demo: setup ## load the default target and watch it answer
+demo: setup ## watch the default target answer without and with its head
 	@$(BIN)/fledge demo
 
 # One process more than there are cores: many tests wait for programs they have started.

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fledge.cli import options
-from fledge.cli.answering import show_answer
+from fledge.cli.answering import answer_all, show_answer
 from fledge.cli.demo_contest import TURNS, Contest, summarise
 from fledge.cli.demo_display import run_quietly, run_visibly
 from fledge.cli.demo_page import intro_lines, make_console, show, summary_lines
@@ -28,7 +28,7 @@ from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import DEFAULT_HEAD
 
-_MAX_TOKENS = 48
+_MAX_TOKENS = 64
 _TEMPLATE_TOKENS = 1024
 """Room for what a chat template puts around a prompt, and for drafts."""
 
@@ -157,7 +157,7 @@ def _refuse_differences(document: dict[str, Any]) -> None:
 def _show_target_alone(loaded: Loaded, prompt: str, max_tokens: int, *, is_json: bool) -> None:
     params = SamplingParams(max_tokens=max_tokens)
     if is_json:
-        completion = loaded.engine.generate([prompt], params)[0]
+        completion = answer_all(loaded.engine, [prompt], params)[0]
         print_json(
             loaded.names
             | {

@@ -9,6 +9,7 @@ import typer
 
 from fledge import __version__
 from fledge.cli import machine, options
+from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json
 from fledge.models.fast_families import FAMILIES
 from fledge.store.capacity import format_bytes
@@ -40,7 +41,8 @@ def doctor(json: options.JsonOption = False) -> None:
 
     Example: [cyan]fledge doctor[/cyan]
     """
-    facts = _facts()
+    with terminal_progress().task("looking at this machine", unit=""):
+        facts = _facts()
     problems = _problems(facts)
     if json:
         print_json(facts | {"problems": [asdict(problem) for problem in problems]})

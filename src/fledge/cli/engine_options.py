@@ -81,12 +81,13 @@ def check_tuned(
             f"--tuned says how to draft with the head {made_for.head}, and there is no head; add "
             "--head, or leave out --tuned."
         )
-    # Importing torch takes seconds, and only tuned settings need these.
-    from fledge.lab.candidates import Candidate, fingerprints, is_head
-    from fledge.models.resolve import resolve_target
-    from fledge.models.weights_identity import weights_identity
-
     progress = terminal_progress()
+    with progress.task("starting", unit=""):
+        # Importing torch takes seconds, and only tuned settings need these.
+        from fledge.lab.candidates import Candidate, fingerprints, is_head
+        from fledge.models.resolve import resolve_target
+        from fledge.models.weights_identity import weights_identity
+
     # A head that is not there, or no head, is for whoever loads it to complain about.
     if is_head(head):
         found = fingerprints([Candidate(name=str(head), directory=head)], progress)

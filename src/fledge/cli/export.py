@@ -110,7 +110,10 @@ def export(
 
     One JSON document comes with --json: directory, to, files, serve_command, notes, checks.
     """
-    from fledge.interop.export import export_head
+    progress = terminal_progress()
+    with progress.task("starting", unit=""):
+        # Importing torch takes seconds, so it happens while the bar is already there.
+        from fledge.interop.export import export_head
 
     report = export_head(
         head,
@@ -119,7 +122,7 @@ def export(
         target=target,
         tuned=check_tuned(_settings(tuned, depth, width, budget), target=None, head=head),
         verify=verify,
-        progress=terminal_progress(),
+        progress=progress,
     )
     if json:
         print_json(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fledge.cli import options
-from fledge.cli.answering import as_prompts, show_answer
+from fledge.cli.answering import answer_all, as_prompts, show_answer
 from fledge.cli.drafting import choose_drafting
 from fledge.cli.engine_options import (
     EngineOption,
@@ -126,7 +126,7 @@ def _answer_here(
     """Answer with our own engine."""
     if is_json:
         prompts = as_prompts(loaded.engine, texts, raw=raw)
-        print_json(_document(loaded, loaded.engine.generate(prompts, params)))
+        print_json(_document(loaded, answer_all(loaded.engine, prompts, params)))
     else:
         _show(loaded, texts, params, raw=raw)
 
@@ -165,7 +165,7 @@ def _show(loaded: Loaded, texts: list[str], params: SamplingParams, *, raw: bool
         completion = show_answer(loaded.engine, prompts[0], params)
         say(figures(completion))
         return
-    completions = loaded.engine.generate(prompts, params)
+    completions = answer_all(loaded.engine, prompts, params)
     for number, (text, completion) in enumerate(zip(texts, completions, strict=True), start=1):
         say(f"[{number}] {shorten(text)}")
         write_text(completion.text + "\n")

@@ -47,9 +47,12 @@ def import_head(
 
     One JSON document comes with --json: directory, source, layout, num_tensors, layers, notes.
     """
-    from fledge.interop.import_head import import_head as run
+    progress = terminal_progress()
+    with progress.task("starting", unit=""):
+        # Importing torch takes seconds, so it happens while the bar is already there.
+        from fledge.interop.import_head import import_head as run
 
-    report = run(source, out, target=target, progress=terminal_progress())
+    report = run(source, out, target=target, progress=progress)
     if json:
         print_json(
             {

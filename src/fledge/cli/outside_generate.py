@@ -39,8 +39,9 @@ def generate_outside(asked: OutsideAnswers) -> None:
     from fledge.interop.engines.job import run_in_engine
 
     _refuse_unknown(asked)
-    engine = find_engine(asked.engine, asked.python)
     progress = terminal_progress()
+    with progress.task(f"looking for {asked.engine}", unit=""):
+        engine = find_engine(asked.engine, asked.python)
     with progress.task(f"running {asked.engine} {engine.version}", unit=""):
         run, tokenizer = _prepare(asked)
         (answers,) = run_in_engine(engine, [run])

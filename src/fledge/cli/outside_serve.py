@@ -37,10 +37,12 @@ def serve_outside(asked: OutsideServer) -> None:
 
     _refuse_unknown(asked.settings)
     # Found before anything slow: a head may take minutes to export.
-    found = None if asked.prints_command else find_engine(asked.engine, asked.python)
+    found, progress = None, terminal_progress()
+    if not asked.prints_command:
+        with progress.task(f"looking for {asked.engine}", unit=""):
+            found = find_engine(asked.engine, asked.python)
     device = pick_device(asked.device)
     dtype = str(pick_dtype(asked.dtype, device)).removeprefix("torch.")
-    progress = terminal_progress()
     pair = prepare_pair(asked.engine, asked.target, asked.drafting.head, progress=progress)
     settings = replace(asked.settings, port=pick_port(asked.settings.port))
     plan = ServerPlan(

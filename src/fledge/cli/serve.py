@@ -1,5 +1,6 @@
 """`fledge serve`: OpenAI's API over the engine."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +17,10 @@ from fledge.cli.engine_options import (
     check_engine,
 )
 from fledge.cli.outside_serve import OutsideServer, serve_outside
+from fledge.cli.progress import terminal_progress
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
+from fledge.contracts.progress import SilentProgress
 from fledge.contracts.recipe import load_recipe
 from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.settings import DEFAULT_HEAD, EngineSettings, TreeSettings
@@ -201,10 +204,13 @@ def _serve_here(
     engine_settings: EngineSettings,
 ) -> None:
     """Serve with our own engine."""
+    # A log holds nothing but its lines, so that only somebody who looks on is told.
+    progress = terminal_progress() if sys.stderr.isatty() else SilentProgress()
     try:
-        from fledge.server.logs import json_logs
-        from fledge.server.serving import serve as run_server
-        from fledge.server.wire import EngineChoice
+        with progress.task("starting", unit=""):
+            from fledge.server.logs import json_logs
+            from fledge.server.serving import serve as run_server
+            from fledge.server.wire import EngineChoice
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fledge"):
             raise
