@@ -30,4 +30,5 @@ def test_the_same_weights_give_the_same_counts_again(dtype: torch.dtype) -> None
     counts = [decoder.measure(heads[which].state_dict()) for which in (0, 1, 0)]
     assert counts[0] == counts[2]
     assert counts[0].num_cycles > 0
-    assert torch.cuda.memory_allocated() - before < 64 * 2**20
+    # The products' own scratch on the two streams of a capture is 64 MiB of it.
+    assert torch.cuda.memory_allocated() - before < 96 * 2**20

@@ -31,12 +31,6 @@ pytestmark = [
 CUDA = torch.device("cuda")
 
 
-@pytest.fixture(autouse=True)
-def _fast_steps_are_asked_for() -> Iterator[None]:
-    with choose_kernels("triton"):
-        yield
-
-
 SHAPES: dict[str, dict[str, Any]] = {
     "135M": {
         "hidden_size": 576,

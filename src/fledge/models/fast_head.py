@@ -22,7 +22,7 @@ from fledge.models.head import Eagle3Head, HeadOutput, RMSNorm
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.gated import gated
 from fledge.ops.head_input import join_inputs
-from fledge.ops.kernel_choice import are_kernels_asked_for
+from fledge.ops.kernel_choice import uses_kernels
 from fledge.ops.kv import KVPool
 from fledge.ops.norms import Norm, residual_norm
 from fledge.ops.paged import Pass
@@ -129,14 +129,10 @@ class FastHead:
 
 
 def has_fast_steps(head: Eagle3Head) -> bool:
-    """Whether the kernels are for a head like this, where it is.
-
-    In float64 and on a CPU the twin is used. So far it is used everywhere unless kernels are asked
-    for (`FLEDGE_KERNELS=triton`): these steps have run in the interpreter, and on no GPU yet.
-    """
+    """Whether the kernels are for a head like this, where it is; not in float64 or on a CPU."""
     weight = head.lm_head.weight
     is_known = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return is_known and are_kernels_asked_for() and head.config.head_dim % 2 == 0
+    return is_known and uses_kernels(weight) and head.config.head_dim % 2 == 0
 
 
 def _norm(module: RMSNorm) -> Norm:

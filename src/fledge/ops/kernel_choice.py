@@ -68,11 +68,6 @@ def is_native_asked_for() -> bool:
     return _choice() == "native"
 
 
-def are_kernels_asked_for() -> bool:
-    """Whether `"triton"` was chosen: for paths that have not proven themselves on a GPU yet."""
-    return _choice() == "triton"
-
-
 def _choice() -> KernelChoice:
     return _chosen[-1] if _chosen else _choice_of_environment()
 
