@@ -1,4 +1,4 @@
-"""The same head in vLLM and in fledge: acceptance at each position, tokens a second, same text.
+"""The same head in vLLM (or SGLang) and in fledge: acceptance at each position, speed, same text.
 
 Every step is short, writes one file and is skipped when that file is there, so that a machine lent
 for minutes gets through them one by one:
@@ -11,7 +11,9 @@ for minutes gets through them one by one:
     python $tool fledge --target T --work W
     python $tool compare --target T --work W --out benchmarks/FILE.json
 
-`vllm` takes the Python of its environment (`--python`); fledge's own unless told otherwise. Both
+`vllm` takes the Python of its environment (`--python`); fledge's own unless told otherwise. The
+step `sglang` does the same in SGLang, and `compare --engine sglang` reads it; what an installation
+lacks is told by `--engine-options '{"attention_backend": "triton", ...}'`. Both
 draft the same chain, greedily, in groups of the same sizes; the first group of each warms up. On a
 GPU vLLM has its scheduler in a process of its own, as it does by default. `compare` looks at texts
 of both engines, with a head and without, wherever they part.
@@ -28,6 +30,7 @@ import torch
 
 from fledge import Engine, EngineSettings, SamplingParams
 from fledge.contracts import provenance
+from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.settings import TreeSettings
 from fledge.interop.engines.acceptance import our_acceptance
 from fledge.interop.engines.installation import find_engine
@@ -36,12 +39,7 @@ from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
 from fledge.models.target_facts import read_facts
 
-TEXT_PAIRS = (
-    (("vllm", "head"), ("fledge", "head")),
-    (("vllm", "plain"), ("fledge", "plain")),
-    (("vllm", "plain"), ("vllm", "head")),
-    (("fledge", "plain"), ("fledge", "head")),
-)
+ENGINES: tuple[OutsideEngine, ...] = ("vllm", "sglang")
 TEXT_KEYS = ("prompt", "question", "instruction", "text")
 MAX_DIFFERENCE = 0.02
 NEAR_TIE = 0.25
@@ -74,6 +72,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--groups", default="1,8,32", help="sizes of groups answered together")
     parser.add_argument("--alone", type=int, default=8, help="prompts of the group size 1")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="whom to compare with")
+    parser.add_argument("--engine-options", type=json.loads, default={})
     parser.add_argument("--python", type=Path)
     parser.add_argument("--memory-share", type=float, default=0.5)
     parser.add_argument("--commit", help="where the tree is not a checkout")
@@ -109,9 +109,9 @@ def dtype_name(options: argparse.Namespace) -> str:
     return str(pick_dtype(options.dtype, pick_device())).removeprefix("torch.")
 
 
-def run_vllm(options: argparse.Namespace) -> dict[str, Any]:
-    """vLLM loads once and answers all groups."""
-    engine = find_engine("vllm", options.python)
+def run_engine(options: argparse.Namespace) -> dict[str, Any]:
+    """The engine that the step names loads once and answers all groups."""
+    engine = find_engine(options.step, options.python)
     directory = resolve_target(options.target).directory
     facts, groups = read_facts(directory), read_groups(options)
     longest = max(len(ids) for _, prompts in groups for ids in prompts)
@@ -128,6 +128,7 @@ def run_vllm(options: argparse.Namespace) -> dict[str, Any]:
             max_requests=max(size for size, _ in groups),
             group_size=size,
             memory_share=options.memory_share,
+            engine_options=options.engine_options,
         )
         for size, prompts in groups
     ]
@@ -186,14 +187,17 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     """What differs; fails where it is more than rounding can explain."""
     found = {
         (who, how): json.loads(path.read_text(encoding="utf-8"))
-        for who in ("vllm", "fledge")
+        for who in (options.engine, "fledge")
         for how in ("head", "plain")
         if (path := options.work / f"{who}-{how}.json").exists()
     }
     engine = Engine.load(options.target, dtype=options.dtype)
     groups = {
         str(size): compare_group(
-            engine, prompts, {key: one["groups"][str(size)] for key, one in found.items()}
+            engine,
+            prompts,
+            {key: one["groups"][str(size)] for key, one in found.items()},
+            options.engine,
         )
         for size, prompts in read_groups(options)
     }
@@ -210,7 +214,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "provenance": provenance.collect(
             device=torch.cuda.get_device_name() if is_cuda else "cpu", commit=options.commit
         ),
-        "vllm": found["vllm", "head"]["version"],
+        options.engine: found[options.engine, "head"]["version"],
         "target": Path(options.target).name,
         "depth": options.depth,
         "dtype": dtype_name(options),
@@ -222,26 +226,31 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_group(
-    engine: Engine, prompts: list[list[int]], found: dict[tuple[str, str], Any]
+    engine: Engine, prompts: list[list[int]], found: dict[tuple[str, str], Any], other: str
 ) -> dict[str, Any]:
-    theirs, ours = found["vllm", "head"], found["fledge", "head"]
-    rates = {"vllm": rates_of(theirs), "fledge": rates_of(ours)}
+    theirs, ours = found[other, "head"], found["fledge", "head"]
+    rates = {other: rates_of(theirs), "fledge": rates_of(ours)}
     speeds = {f"{who} {how}": one["tokens_per_s"] for (who, how), one in found.items()}
     return {
         "prompts": len(prompts),
         "acceptance_at_position": rates,
         "difference_at_position": [
-            one - other for one, other in zip(rates["vllm"], rates["fledge"], strict=True)
+            one - our for one, our in zip(rates[other], rates["fledge"], strict=True)
         ],
         "tokens_per_s": {name: round(speed, 1) for name, speed in speeds.items()},
         "texts": {
-            f"{' '.join(one)} and {' '.join(other)}": compare_texts(
-                engine, prompts, found[one]["token_ids"], found[other]["token_ids"]
+            f"{' '.join(first)} and {' '.join(second)}": compare_texts(
+                engine, prompts, found[first]["token_ids"], found[second]["token_ids"]
             )
-            for one, other in TEXT_PAIRS
-            if one in found and other in found
+            for first, second in text_pairs(other)
+            if first in found and second in found
         },
     }
+
+
+def text_pairs(other: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    between = [((other, how), ("fledge", how)) for how in ("head", "plain")]
+    return [*between, *(((who, "plain"), (who, "head")) for who in (other, "fledge"))]
 
 
 def rates_of(counted: dict[str, Any]) -> list[float]:
@@ -276,7 +285,13 @@ def compare_texts(
     }
 
 
-STEPS = {"prompts": make_prompts, "vllm": run_vllm, "fledge": run_fledge, "compare": compare}
+STEPS = {
+    "prompts": make_prompts,
+    "vllm": run_engine,
+    "sglang": run_engine,
+    "fledge": run_fledge,
+    "compare": compare,
+}
 
 
 if __name__ == "__main__":
