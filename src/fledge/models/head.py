@@ -18,7 +18,7 @@ Legend: T tokens, D hidden size, F = taps x target hidden size, H heads, V draft
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,13 @@ from fledge.ops.rope import default_frequencies, rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [T,H,d], keys [T,G,d], values [T,G,d]) -> [T,H,d]; stores keys and values if it wants."""
+
+
+class ServingProducts(Protocol):
+    """Products that take the place of a head's modules where nothing is trained."""
+
+    to_logits: Callable[[Tensor], Tensor]
+    to_hidden: Callable[[Tensor], Tensor]
 
 
 class HeadOutput(NamedTuple):
@@ -165,6 +172,7 @@ class Eagle3Head(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.serving: ServingProducts | None = None
         fused = config.num_taps * config.target_hidden_size
         self.fc = nn.Linear(fused, config.hidden_size, bias=False)
         if config.fc_norm:
@@ -215,6 +223,8 @@ class Eagle3Head(nn.Module):
 
     def logits(self, normed_TD: Tensor) -> Tensor:
         """Scores over the draft vocabulary."""
+        if self.serving is not None and not torch.is_grad_enabled():
+            return self.serving.to_logits(normed_TD)
         out: Tensor = self.lm_head(normed_TD)
         return out
 

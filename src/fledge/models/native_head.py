@@ -1,0 +1,160 @@
+"""A head's step on a CPU in one call of the native kernels; `Eagle3Head` is its twin.
+
+Weights are rounded to 8 bits in groups of 32: a step reads a quarter of the memory, and drafts only
+decide how fast an answer comes. The fused features are made of unrounded weights.
+
+Legend: T tokens, R rows whose output is asked for, D hidden size, F tapped features, P positions.
+"""
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fledge.models.head import Eagle3Head, HeadOutput
+from fledge.ops.attention import AttentionSpec
+from fledge.ops.kv import KVPool
+from fledge.ops.native_library import NativeLibrary
+from fledge.ops.native_product import Format, NativeMatrix
+from fledge.ops.native_structs import (
+    CDecoder,
+    CHeads,
+    CLayer,
+    CMatrix,
+    CStep,
+    Kept,
+    describe_rows,
+    describe_view,
+)
+from fledge.ops.norms import Norm
+from fledge.ops.paged import Pass
+from fledge.ops.product import Product
+
+
+class HeadProducts:
+    """The products of a head outside its layer."""
+
+    def __init__(self, library: NativeLibrary, head: Eagle3Head) -> None:
+        self.to_logits = NativeMatrix(library, head.lm_head.weight, rounded=Format.EIGHT_HALF)
+        self.to_hidden = NativeMatrix(library, head.fc.weight)
+
+
+class NativeHead:
+    """One head laid out for the native kernels, anew when other weights were loaded into it."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        head: Eagle3Head,
+        embedding: Tensor,
+        spec: AttentionSpec,
+        table_PD: Tensor,
+        *,
+        products: tuple[Product, Product, Product, Product],
+        layer: int,
+    ) -> None:
+        """`products` are those of queries, keys and values, of what attention returns, of gates and
+        ups, and of what comes of them."""
+        self._library, self._head, self._spec, self._layer = library, head, spec, layer
+        self._embedding, self._table_PD, self._products = embedding, table_PD, products
+        self._versions: tuple[int, ...] = ()
+        self._held: tuple[Any, CDecoder] | None = None
+        self._refresh()
+
+    def run(
+        self, packed: Pass, hidden_XD: Tensor, rows_T: Tensor, outputs_R: Tensor | None, memory: KVPool
+    ) -> HeadOutput | None:
+        """One draft step; None for a pass without pages."""
+        paged = packed.paged(self._spec.window)
+        if paged is None:
+            return None
+        self._refresh()
+        kept, config = Kept(), self._head.config
+        num_outputs = packed.num_tokens if outputs_R is None else outputs_R.shape[0]
+        stream_RD, normed_RD = hidden_XD.new_empty(2, num_outputs, config.hidden_size).unbind()
+        step = CStep(
+            describe_rows(paged, kept),
+            describe_view(paged, self._spec.window, kept),
+            kept.pointer(packed.token_ids_T),
+            kept.pointer(self._embedding),
+            kept.pointer(hidden_XD),
+            kept.pointer(rows_T),
+            *self._input_norms,
+            int(config.norm_before_residual),
+            kept.pointer(outputs_R),
+            num_outputs,
+            stream_RD.data_ptr(),
+            normed_RD.data_ptr(),
+        )
+        decoder = self._decoder(memory, hidden_XD)
+        failed = self._library.run_step(
+            ctypes.byref(decoder), ctypes.byref(step), torch.get_num_threads()
+        )
+        if failed:
+            raise MemoryError(f"no memory for a head's step over {packed.num_tokens} tokens")
+        return HeadOutput(normed_RD if config.norm_output else stream_RD, normed_RD)
+
+    def _refresh(self) -> None:
+        """Pack the weights, unless they are those that were packed last."""
+        head = self._head
+        versions = tuple(parameter._version for parameter in head.parameters())
+        if versions == self._versions:
+            return
+        self._versions, self._held, self._kept = versions, None, Kept()
+        layer, norm = head.midlayer, self._norm
+        qkv, out, gate_up, down = (self._matrix(product) for product in self._products)
+        config = head.config
+        self._c = CLayer(
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
+            before_mlp=norm(layer.post_attention_layernorm),
+            head_norm=self._kept.norm(self._head_norm()),
+            heads=CHeads(
+                config.num_heads, config.num_kv_heads, config.head_dim, self._spec.scale, 0.0
+            ),
+            rotation=self._kept.pointer(self._table_PD),
+            tap=-1,
+        )
+        self._input_norms = norm(layer.input_layernorm), norm(layer.hidden_norm)
+        head.serving = HeadProducts(self._library, head)
+
+    def _matrix(self, product: Product) -> CMatrix:
+        matrix = NativeMatrix(
+            self._library,
+            product.weight_NK,
+            product.bias_N,
+            sizes=product.sizes,
+            rounded=Format.EIGHT_HALF,
+        )
+        return self._kept.matrix(matrix)
+
+    def _norm(self, module: Any) -> Any:
+        return self._kept.norm(Norm(module.weight.detach(), module.eps, "cast_first"))
+
+    def _head_norm(self) -> Norm | None:
+        attention, config = self._head.midlayer.self_attn, self._head.config
+        if not attention.has_qk_norm:
+            return None
+        weights = [
+            attention.q_norm.weight.detach().expand(config.num_heads, -1),
+            attention.k_norm.weight.detach().expand(config.num_kv_heads, -1),
+        ]
+        return Norm(torch.cat(weights), attention.q_norm.eps, "cast_first")
+
+    def _decoder(self, memory: KVPool, like: Tensor) -> CDecoder:
+        if self._held is not None and self._held[0]() is memory:
+            return self._held[1]
+        config = self._head.config
+        shape = (config.num_kv_heads, config.head_dim)
+        pool = memory.for_window(self._spec.window)
+        keys, values = pool.hold(self._layer, like, shape, shape)
+        self._c.keys, self._c.values = self._kept.pointer(keys), self._kept.pointer(values)
+        decoder = CDecoder(
+            ctypes.pointer(self._c), 1, config.hidden_size, self._norm(self._head.norm), CMatrix()
+        )
+        self._held = (weakref.ref(memory), decoder)
+        return decoder
