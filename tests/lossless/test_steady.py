@@ -66,7 +66,7 @@ def test_waiting_for_every_cycle_says_the_same() -> None:
     running = [engine.add(engine.make_request(one, SamplingParams(max_tokens=12))) for one in asked]
     while not all(seq.has_ended for seq in running):
         engine.step()
-        assert not engine._cycle._steady.is_running
+        assert not engine._cycle.ahead._steady.num_in_flight
     assert [seq.output_ids for seq in running] == [ids[:12] for ids in greedy("llama", asked)]
 
 

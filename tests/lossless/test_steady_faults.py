@@ -127,7 +127,7 @@ def test_one_that_waits_is_read_in_the_pieces_that_windows_have_room_for() -> No
 def test_plain_cycles_take_no_room_for_drafts(forced: Pair) -> None:
     target, head = forced
     engine = Engine(target, head, settings(8, 8, 60, block_size=4))
-    engine._cycle._controller = Watching(engine.settings.tree, num_plain=1000)
+    engine._cycle.choice.controller = Watching(engine.settings.tree, num_plain=1000)
     seq = engine.add(engine.make_request([CIRCLE[0]] * 4, params(30)))
     while not seq.has_ended:
         engine.step()
@@ -160,7 +160,7 @@ def watched(
 ) -> list[CycleReport]:
     engine = Engine(*forced, replace(settings(), **changes))
     watching = Watching(engine.settings.tree, num_plain)
-    engine._cycle._controller = watching
+    engine._cycle.choice.controller = watching
     engine.generate([[CIRCLE[i]] * 4 for i in range(len(asked))], asked)
     return [one for one in watching.reports if not one.plan.is_plain]
 

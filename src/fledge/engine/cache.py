@@ -100,11 +100,12 @@ class PagedCache:
             for window, pool in self._pools.items()
             if window is not None and self._lets_go_in_time(window)
         ]
-        return max(1, min(chunks, default=self._tables_width * self.block_size))
+        return max(1, min(chunks, default=self.max_tokens))
 
     @property
-    def _tables_width(self) -> int:
-        return next(iter(self._tables.values())).shape[1]
+    def max_tokens(self) -> int:
+        """Token numbers that a row of the tables has places for."""
+        return next(iter(self._tables.values())).shape[1] * self.block_size
 
     @property
     def num_bytes(self) -> int:

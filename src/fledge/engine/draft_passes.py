@@ -1,18 +1,24 @@
-"""Passes of a head whose shapes are known beforehand, laid out in few operations.
+"""Passes of a head, laid out in few operations.
 
 Legend: B requests, L tokens a request may say in one cycle, W tree width, T rows of a pass, E
 levels that are expanded.
 """
 
+from collections.abc import Sequence as Many
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import SteadyBatch
 from fledge.ops.draft_level import Frontier, first_rows
-from fledge.ops.paged import BlockTables, FrontierPass, TreePass
+from fledge.ops.paged import BlockTables, FrontierPass, TreePass, make_tree_pass
+from fledge.ops.staging import send
+
+_FEW_ROWS = 64
+"""Requests that read no more than this are attended together."""
 
 
 class Reading(NamedTuple):
@@ -20,6 +26,28 @@ class Reading(NamedTuple):
 
     packed: TreePass
     before_T: Tensor
+
+
+def unread_pass(
+    sequences: Many[Sequence], new_lens: Many[int], firsts: Many[int], tables: BlockTables
+) -> TreePass:
+    """Tokens that the head has not read, up to new lengths; `firsts` are the oldest to look at."""
+    device = next(iter(tables.by_window.values())).device
+    pairs = list(zip(sequences, new_lens, strict=True))
+    counts = [new - seq.head_len for seq, new in pairs]
+    tokens = [token for seq, new in pairs for token in seq.token_ids[seq.head_len : new]]
+    lengths = [counts, [seq.head_len for seq in sequences], firsts]
+    chain_B, context_B, first_B = send(lengths, device)
+    return make_tree_pass(
+        chain_tokens_C=send(tokens, device),
+        chain_B=chain_B,
+        context_B=context_B,
+        trees=None,
+        num_rows=len(tokens),
+        tables=tables,
+        num_short=len(sequences) if max(counts) <= _FEW_ROWS else 0,
+        first_B=first_B,
+    )
 
 
 def steady_reading(batch: SteadyBatch, tables: BlockTables, window: int | None) -> Reading:

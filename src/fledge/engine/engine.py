@@ -19,7 +19,7 @@ from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import AcceptRule, EngineSettings
 from fledge.engine.controller import make_controller
-from fledge.engine.cycle import Cycle
+from fledge.engine.cycle import make_cycle
 from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.grammar import GrammarCompiler
 from fledge.engine.head_drafter import HeadDrafter
@@ -28,7 +28,6 @@ from fledge.engine.pass_times import PassTimes
 from fledge.engine.request import Prompt, Request, RequestMaker
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
-from fledge.engine.steady import Steady
 from fledge.engine.text import Detokenizer
 from fledge.engine.timing import measure_pass_times
 from fledge.engine.verifier import Verifier
@@ -88,14 +87,15 @@ class Engine:
         self._requests = RequestMaker(target, self._cache.capacity)
         self._counts = TokenCounts(target.vocab_size, target.device)
         self.grammars = GrammarCompiler(target.tokenizer, target.vocab_size, target.eos_token_ids)
-        self._cycle = Cycle(
-            cache=self._cache,
-            scheduler=self._scheduler,
-            drafter=drafter,
-            verifier=self._verifier,
-            steady=Steady(target, self._cache, drafter, self.settings, walk),
-            controller=self._controller,
-            settings=self.settings,
+        self._cycle = make_cycle(
+            target,
+            self._cache,
+            drafter,
+            self._scheduler,
+            self._verifier,
+            self._controller,
+            self.settings,
+            walk,
             waits_for_cycles=waits_for_cycles,
         )
         self._num_added = 0

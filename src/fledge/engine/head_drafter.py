@@ -19,7 +19,7 @@ from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.calibration import Calibration
 from fledge.engine.draft_gains import expected_gains
-from fledge.engine.draft_passes import Scratch, own_numbers, steady_reading
+from fledge.engine.draft_passes import Scratch, own_numbers, steady_reading, unread_pass
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import SteadyBatch
@@ -27,16 +27,15 @@ from fledge.engine.tree_levels import TreeLevels
 from fledge.models.attention import attend_packed
 from fledge.models.fast_head import FastHead, HeadStep, has_fast_steps
 from fledge.models.head import Eagle3Head, HeadOutput
+from fledge.models.head_entries import head_entries
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.draft_level import Proposal
-from fledge.ops.paged import BlockTables, Pass, TreePass, make_tree_pass
+from fledge.ops.paged import BlockTables, Pass, TreePass
+from fledge.ops.staging import send
 from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import Candidates, TreeBatch, select_trees
-
-_FEW_ROWS = 64
-"""Requests that read no more than this are attended together."""
 
 _ENTRIES, _FEATURES = 0, 1
 """Rows of the head's memory: its keys and values, and the fused features it reads."""
@@ -103,12 +102,13 @@ class HeadDrafter:
         self._read_older(sequences)
         tables = self._cache.tables(sequences)
         output = self._extend(sequences, [seq.len for seq in sequences], tables)
-        lens_B = torch.tensor([seq.len for seq in sequences], device=self._embedding.device)
-        sampled_B = torch.tensor(
-            [not seq.request.params.is_greedy for seq in sequences], device=lens_B.device
-        )
-        roots_B = torch.tensor([seq.newest_token_id for seq in sequences], device=lens_B.device)
-        draft = self._grow(output, lens_B, sampled_B, roots_B, tables, plan)
+        lines = [
+            [seq.len for seq in sequences],
+            [not seq.request.params.is_greedy for seq in sequences],
+            [seq.newest_token_id for seq in sequences],
+        ]
+        lens_B, sampled_B, roots_B = send(lines, self._embedding.device)
+        draft = self._grow(output, lens_B, sampled_B.bool(), roots_B, tables, plan)
         if plan.is_measured:
             self.gains = self.gains_of(draft, plan).cpu()
         return draft.trees
@@ -205,37 +205,43 @@ class HeadDrafter:
                     batch.append(seq)
                     new_lens.append(seq.head_len + count)
                     room -= count
-            self._extend(batch, new_lens, self._cache.tables(batch))
+            self.store_entries(self._pack(batch, new_lens, self._cache.tables(batch)))
             behind = [seq for seq in behind if seq.head_len < stops[seq]]
 
     def _extend(
         self, sequences: Many[Sequence], new_lens: list[int], tables: BlockTables
     ) -> HeadOutput:
         """Make the entries up to the given lengths; returns the output at the last of each."""
-        device = self._embedding.device
-        counts = [new - seq.head_len for seq, new in zip(sequences, new_lens, strict=True)]
-        tokens = [
-            token
-            for seq, new in zip(sequences, new_lens, strict=True)
-            for token in seq.token_ids[seq.head_len : new]
-        ]
-        packed = make_tree_pass(
-            chain_tokens_C=torch.tensor(tokens, device=device),
-            chain_B=torch.tensor(counts, device=device),
-            context_B=torch.tensor([seq.head_len for seq in sequences], device=device),
-            trees=None,
-            num_rows=len(tokens),
-            tables=tables,
-            num_short=len(sequences) if max(counts) <= _FEW_ROWS else 0,
-            first_B=torch.tensor([self._first_key(seq) for seq in sequences], device=device),
-        )
+        packed = self._pack(sequences, new_lens, tables)
         before_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T - 1)
         last_B = packed.starts_B + packed.num_rows_B - 1
-        output = self._read(packed, before_T, last_B)
+        return self._read(packed, before_T, last_B)
+
+    def _pack(
+        self, sequences: Many[Sequence], new_lens: list[int], tables: BlockTables
+    ) -> TreePass:
+        """The pass in which the head reads up to the given lengths."""
+        packed = unread_pass(
+            sequences, new_lens, [self._first_key(seq) for seq in sequences], tables
+        )
         for seq, new in zip(sequences, new_lens, strict=True):
             seq.head_len = new
-        self.num_extended += len(tokens)
-        return output
+        self.num_extended += packed.num_tokens
+        return packed
+
+    @torch.no_grad()
+    def store_entries(self, packed: TreePass) -> None:
+        """Make the entries of all rows of a pass over committed tokens: nobody drafts from them."""
+        # Token 0 has no feature before it, and an entry that nobody looks at.
+        before_T = (packed.numbers_T - 1).clamp(min=0)
+        numbers_2T = torch.stack([packed.numbers_T, before_T])
+        slots_T, before_T = packed.tables.slots(self.window, packed.request_T, numbers_2T)
+        memory = self._cache.head_memory
+        (features_SD,) = memory.layer(_FEATURES)
+        embeds_TD = self._head.embed(packed.token_ids_T, self._embedding)
+        hidden_TD = features_SD.index_select(0, before_T)
+        entries = head_entries(self._head, embeds_TD, hidden_TD, packed.positions_T)
+        memory.write(_ENTRIES, slots_T, *entries)
 
     def _read(self, packed: TreePass, before_T: Tensor, last_B: Tensor) -> HeadOutput:
         """Run the head on committed tokens and the features before them; output of some rows."""

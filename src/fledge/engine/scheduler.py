@@ -126,6 +126,26 @@ class Scheduler:
         self._admit(plan, left)
         return plan
 
+    def plan_beside(self) -> StepPlan:
+        """A pass that only reads, while the others run ahead and keep all that they hold."""
+        self._make_way()
+        self.running.sort(key=importance, reverse=True)
+        plan = StepPlan(plain=[seq for seq in self.running if not seq.is_reading])
+        left = self._continue_reading(plan, self._max_tokens, takes_drafts=False)
+        self._admit(plan, left)
+        plan.plain = []
+        return plan
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of prompts that were begun."""
+        return sum(seq.num_unread for seq in self.running if seq.is_reading)
+
+    @property
+    def num_startable(self) -> int:
+        """Waiting requests that there are rows for."""
+        return min(self.num_waiting, self._cache.num_free_rows)
+
     def _make_way(self) -> None:
         """A waiting request takes the row and the memory of running ones of lower priority."""
         seq = self._queue.peek()
@@ -178,25 +198,25 @@ class Scheduler:
         self._queue.push(seq, front=True)
         seq.is_waiting = True
 
-    def _continue_reading(self, plan: StepPlan, left: int) -> int:
+    def _continue_reading(self, plan: StepPlan, left: int, *, takes_drafts: bool = True) -> int:
         """Go on with prompts that were begun; waiting ones of higher priority come before them."""
-        for seq in [seq for seq in self.running if not seq.is_decoding]:
+        for seq in [seq for seq in self.running if seq.is_reading]:
             left = self._admit(plan, left, above=seq.priority)
             # A more important one may have taken its row in the meantime.
             if left <= 0 or seq.row < 0:
                 continue
             chunk = min(seq.num_unread, left, self._cache.max_chunk)
-            if not self._find_room(plan, seq, chunk):
+            if not self._find_room(plan, seq, chunk, takes_drafts=takes_drafts):
                 chunk = min(chunk, self._cache.most_readable(seq))
             if self._cache.reserve(seq, seq.kv_len + chunk):
                 self._read(plan, seq, chunk)
                 left -= chunk
         return left
 
-    def _find_room(self, plan: StepPlan, seq: Sequence, chunk: int) -> bool:
+    def _find_room(self, plan: StepPlan, seq: Sequence, chunk: int, *, takes_drafts: bool) -> bool:
         """Room for a part of a prompt, taken from less important requests that are not served."""
         while not self._cache.reserve(seq, seq.kv_len + chunk):
-            if self._take_back_drafts():
+            if takes_drafts and self._take_back_drafts():
                 continue
             victim = min(self.running, key=importance)
             if victim is seq or plan.holds(victim):
@@ -238,7 +258,7 @@ class Scheduler:
         if seq.len <= stop or not self._cache.shares_prefixes:
             return False
         return any(
-            not one.is_decoding
+            one.is_reading
             and one.kv_len < stop <= one.len - 1
             and one.token_ids[:stop] == seq.token_ids[:stop]
             for one in self.running

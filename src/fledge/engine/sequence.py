@@ -118,6 +118,11 @@ class Sequence:
         return bool(self.output_ids) and self.num_unread == 1
 
     @property
+    def is_reading(self) -> bool:
+        """There are tokens to read before the next one is said, and nobody reads the last yet."""
+        return self.num_unread > 0 and not self.is_decoding
+
+    @property
     def newest_token_id(self) -> int:
         return self.token_ids[-1]
 

@@ -1,9 +1,10 @@
 """Decoding without waiting: while the device runs a cycle, the host hands out the one before.
 
-As long as the same requests decode, nothing the host does has to be known to the device, and the
-next cycle is started before the last one is read. What the host learns late costs little: a request
-that has ended runs one cycle too many, whose tokens nobody takes. Where somebody joins, memory runs
-out, or drafting begins or stops, what is in flight is awaited first.
+Nothing the host does has to be known to the device for the next cycle to be right, so it is started
+before the last one is read. What the host learns late costs little: a request that has ended runs
+one cycle too many, whose tokens nobody takes. Requests come in through passes of their own
+(`SteadyReader`) and leave by their place being cleared, both behind the cycle in flight. Where
+memory runs out, or drafting begins or stops, what is in flight is awaited first.
 
 Legend: B places of the batch.
 """
@@ -12,14 +13,13 @@ import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
-from fledge.engine.commits import Said
 from fledge.engine.device_clock import DeviceClock
 from fledge.engine.draft_gains import NODE_GRID
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
@@ -27,33 +27,18 @@ from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.graphs import Graphs
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
-from fledge.engine.steady_batch import Place, SteadyBatch, batch_size, filters_of
+from fledge.engine.steady_batch import SteadyBatch
 from fledge.engine.steady_cycle import SteadyCycle
+from fledge.engine.steady_flight import Collected, Member, Started, collect, member_of
+from fledge.engine.steady_places import SteadyPlaces
+from fledge.engine.steady_reading import Chunk, SteadyReader
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.staging import receive
 from fledge.ops.tree import TreeBatch
 
-_MOST_IN_FLIGHT = 2
-
-
-@dataclass(slots=True)
-class Started:
-    """A cycle that the device was asked for."""
-
-    plan: DraftPlan
-    load: Load
-    sequences: list[Sequence | None]
-    """Who was in each place when it was started."""
-
-    facts_XB: Tensor
-    gains: Tensor | None
-    clock: DeviceClock
-    is_cold: bool
-    """Whether something of it was compiled or captured."""
-
-    num_caught_up: int
-    """Tokens that heads read before it began."""
+_MOST_IN_FLIGHT = 4
+"""Two cycles, and prompts read behind each."""
 
 
 class _Trees(NamedTuple):
@@ -63,24 +48,8 @@ class _Trees(NamedTuple):
     graph: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What a cycle yielded, on the host."""
-
-    plan: DraftPlan
-    load: Load
-    said: dict[int, Said]
-    """By place, of those who are still there."""
-
-    gains: Tensor | None
-    is_cold: bool
-    num_caught_up: int
-    draft_s: float
-    target_s: float
-
-
 class Steady:
-    """Batches of requests that only decode."""
+    """A batch of requests that only decode, and prompts of those who will join it."""
 
     def __init__(
         self,
@@ -100,30 +69,48 @@ class Steady:
         self._is_on = is_known and (wanted if wanted is not None else settings.graphs == "on")
         self._cycle = SteadyCycle(target, cache, drafter, walk)
         self._graphs = Graphs(target.device)
-        self._batches: dict[int, SteadyBatch] = {}
+        self._reader = SteadyReader(
+            target,
+            cache,
+            drafter,
+            walk,
+            self._graphs,
+            num_levels=self._num_levels,
+            max_tokens=settings.max_pass_tokens,
+            max_requests=settings.max_requests,
+        )
+        self.places = SteadyPlaces(
+            self._num_levels, spare_row=cache.spare_row, device=target.device
+        )
         self._started = deque[Started]()
-        self._batch: SteadyBatch | None = None
-        self._sequences: list[Sequence | None] = []
-        self._drafted: list[bool] = []
-        self._filters, self._is_subset = filters_of([]), False
+        self._is_drafting = self._is_subset = False
         self._begun: DeviceClock | None = None
         self._num_caught_up = 0
 
     @property
     def is_running(self) -> bool:
-        """Whether there are cycles whose outcome was not taken."""
-        return bool(self._started)
+        """Whether there is a batch, or something whose outcome was not taken."""
+        return bool(self._started) or self.places.num_requests > 0
 
     @property
-    def num_requests(self) -> int:
-        """Requests in the batch that have not left."""
-        return sum(seq is not None for seq in self._sequences)
+    def num_in_flight(self) -> int:
+        """Cycles and passes over prompts whose outcome was not taken."""
+        return len(self._started)
+
+    @property
+    def has_cycle_in_flight(self) -> bool:
+        return any(not one.is_reading for one in self._started)
+
+    @property
+    def has_prompts_in_flight(self) -> bool:
+        return any(one.is_reading for one in self._started)
 
     def plan_for(self, plan: DraftPlan, num_requests: int) -> DraftPlan:
         """About the same plan for all places: few numbers of nodes, so that few are captured."""
-        size = batch_size(num_requests)
+        assert self.places.batch is not None
+        size = self.places.batch.size
         room = self._settings.max_pass_tokens - size
-        could_draft = any(seq is not None and seq.may_have_drafts for seq in self._sequences)
+        could_draft = any(seq.may_have_drafts for seq in self.places.sequences)
         if plan.is_plain or room < 1 or not could_draft:
             return PLAIN
         each = plan.nodes / num_requests
@@ -132,13 +119,8 @@ class Steady:
         return replace(plan, nodes=min(max(1, round(each * size)), room))
 
     def accepts(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
-        """Whether cycles of these requests can run ahead of the host, and have room to."""
-        can_run = bool(sequences) and all(map(self.can_run, sequences))
-        return can_run and self._reserve(sequences, is_plain=is_plain)
-
-    def holds(self, seq: Sequence) -> bool:
-        """Whether it has a place in the batch."""
-        return any(one is seq for one in self._sequences)
+        """Whether there is room for a first cycle of these requests."""
+        return self._reserve(sequences, is_plain=is_plain)
 
     def can_run(self, seq: Sequence) -> bool:
         """Whether nothing that it asks for needs the host in the middle of a cycle."""
@@ -154,45 +136,48 @@ class Steady:
         most = seq.len + (_MOST_IN_FLIGHT + 1) * self._num_levels + 1
         return most < self._target.context_len
 
-    def begin(self, drafting: Many[Sequence], plain: Many[Sequence], *, is_subset: bool) -> None:
-        """Take requests in; `is_subset` when fewer are drafted for than could be."""
+    def begin(
+        self, drafting: Many[Sequence], plain: Many[Sequence], *, is_drafting: bool, is_subset: bool
+    ) -> None:
+        """Start with these; `is_subset` when fewer are drafted for than could be.
+
+        `is_drafting` says whether those who join are drafted for.
+        """
         assert not self._started
-        # A cycle has its head read what one cycle may have said, and no more. The rest is read
-        # here, and is part of what the first cycle costs.
+        self._is_drafting, self._is_subset = is_drafting, is_subset
         self._begun = DeviceClock(self._target.device)
-        behind = [seq for seq in drafting if seq.len - seq.head_len > self._num_levels]
+        self._num_caught_up = self._catch_up(drafting)
+        members = [
+            *(member_of(seq, is_drafted=True) for seq in drafting),
+            *(member_of(seq, is_drafted=False) for seq in plain),
+        ]
+        self.places.begin(members, [_fresh_tokens(member) for member in members])
+
+    def join(self, sequences: Many[Sequence]) -> None:
+        """Take in requests of which the host knows everything."""
+        if not sequences:
+            return
+        members = [
+            member_of(seq, is_drafted=self._is_drafting and seq.may_have_drafts)
+            for seq in sequences
+        ]
+        self._catch_up([member.sequence for member in members if member.is_drafted])
+        self.places.join(members, [_fresh_tokens(member) for member in members])
+
+    def _catch_up(self, drafted: Many[Sequence]) -> int:
+        """Have the head read what a cycle does not: more than one cycle may have said."""
+        behind = [seq for seq in drafted if seq.len - seq.head_len > self._num_levels]
         num_unread = sum(seq.len - seq.head_len for seq in behind)
         self._drafter.catch_up(behind)
-        self._num_caught_up = num_unread - sum(seq.len - seq.head_len for seq in behind)
-        self._is_subset = is_subset
-        places = [
-            *(Place(seq, is_drafted=True) for seq in drafting),
-            *(Place(seq, is_drafted=False) for seq in plain),
-        ]
-        size = batch_size(len(places))
-        if size not in self._batches:
-            self._batches[size] = SteadyBatch(
-                size,
-                self._num_levels,
-                spare_row=self._cache.spare_row,
-                device=self._target.device,
-            )
-        self._batch = self._batches[size]
-        self._batch.fill(places)
-        self._sequences = [place.sequence for place in places]
-        self._drafted = [place.is_drafted for place in places]
-        self._filters = filters_of([place.sequence for place in places])
+        return num_unread - sum(seq.len - seq.head_len for seq in behind)
 
     def goes_on(self, plan: DraftPlan) -> bool:
-        """Whether another cycle of this plan can be started for the same requests."""
-        assert self._batch is not None
-        alive = [seq for seq in self._sequences if seq is not None]
-        if not alive or batch_size(len(alive)) != self._batch.size:
-            return False
+        """Whether another cycle of this plan can be started for those who are here."""
         if self._is_subset or plan.num_drafted is not None:
             return False
-        if self._started[-1].plan.is_plain != plan.is_plain:
+        if self._is_drafting == plan.is_plain:
             return False
+        alive = self.places.sequences
         is_plain = plan.is_plain
         return all(map(self._has_positions, alive)) and self._reserve(alive, is_plain=is_plain)
 
@@ -207,13 +192,13 @@ class Steady:
 
     def start(self, plan: DraftPlan, load: Load) -> None:
         """Ask the device for a cycle."""
-        batch = self._batch
+        batch = self.places.batch
         assert batch is not None
         clock, num_cold = self._begun or DeviceClock(self._target.device), self._graphs.num_cold
         num_caught_up, self._begun, self._num_caught_up = self._num_caught_up, None, 0
         trees, gains = self._draft(batch, plan)
         clock.tick()
-        self._verify(batch, plan, trees)
+        self._verify(batch, trees)
         facts_XB = receive(batch.facts_XB)
         host_gains = None if gains is None else receive(gains)
         clock.tick()
@@ -221,7 +206,7 @@ class Steady:
             Started(
                 plan=plan,
                 load=load,
-                sequences=list(self._sequences),
+                members=self.places.by_place(),
                 facts_XB=facts_XB,
                 gains=host_gains,
                 clock=clock,
@@ -237,8 +222,8 @@ class Steady:
         (trees, gains), number = self._graphs.run(kind, lambda: self._cycle.draft(batch, plan))
         return _Trees(trees, number), gains
 
-    def _verify(self, batch: SteadyBatch, plan: DraftPlan, trees: _Trees | None) -> None:
-        filters = self._filters
+    def _verify(self, batch: SteadyBatch, trees: _Trees | None) -> None:
+        filters = self.places.filters
 
         def verify() -> None:
             batch_trees = None if trees is None else trees.batch
@@ -250,48 +235,57 @@ class Steady:
         graph = None if trees is None else trees.graph
         self._graphs.run(("verify", batch.size, graph, filters), verify)
 
-    def collect(self) -> Collected:
-        """Wait for the oldest cycle and read it."""
-        one = self._started.popleft()
-        draft_s, target_s = one.clock.wait()
-        lengths, offered, failed, *levels = one.facts_XB.tolist()
-        said = {
-            place: Said(
-                sequence=seq,
-                tokens=[level[place] for level in levels[: lengths[place]]],
-                num_offered=offered[place],
-                has_failed=bool(failed[place]),
-                had_drafts=self._drafted[place] and not one.plan.is_plain,
-                had_nodes=not one.plan.is_plain,
+    def read(self, chunks: Many[Chunk]) -> None:
+        """Ask the device for a pass over parts of prompts; those read to their end join."""
+        with_head = self._is_drafting
+        if with_head:
+            # Kept prefixes may come without the head's entries.
+            self._drafter.catch_up([seq for seq, _ in chunks if seq.request.params.speculate])
+        clock, num_cold = DeviceClock(self._target.device), self._graphs.num_cold
+        clock.tick()
+        drafted = [with_head and seq.may_have_drafts for seq, _ in chunks]
+        batch = self._reader.read(chunks, drafted, with_head=with_head)
+        facts_XB = receive(batch.facts_XB)
+        clock.tick()
+        members: list[Member | None] = []
+        for (seq, chunk), is_drafted in zip(chunks, drafted, strict=True):
+            is_last = chunk == seq.num_unread
+            if with_head and seq.head_len == max(1, seq.kv_len):
+                seq.head_len = seq.kv_len + chunk
+            seq.kv_len += chunk
+            members.append(member_of(seq, is_drafted=is_drafted) if is_last else None)
+        joining = [i for i, one in enumerate(members) if one is not None and _goes_on(one.sequence)]
+        if joining:
+            self.places.join_from(batch, joining, [one for i in joining if (one := members[i])])
+        num_tokens = sum(chunk for _, chunk in chunks)
+        self._started.append(
+            Started(
+                plan=PLAIN,
+                load=Load(num_requests=0, num_other_tokens=num_tokens),
+                members=members,
+                facts_XB=facts_XB,
+                gains=None,
+                clock=clock,
+                is_cold=self._graphs.num_cold != num_cold,
+                is_reading=True,
             )
-            for place, seq in enumerate(one.sequences)
-            # Whoever left since is served elsewhere, or not at all.
-            if seq is not None and self._sequences[place] is seq
-        }
-        return Collected(
-            plan=one.plan,
-            load=one.load,
-            said=said,
-            gains=one.gains,
-            is_cold=one.is_cold,
-            num_caught_up=one.num_caught_up,
-            draft_s=draft_s,
-            target_s=target_s,
         )
 
-    def leave(self, place: int) -> None:
-        """The request in this place has ended, or must go another way."""
-        self._sequences[place] = None
-        if self._batch is not None:
-            self._batch.clear(place)
-
-    def drop_left(self) -> None:
-        """Requests that were taken away since the last cycle leave their places."""
-        for place, seq in enumerate(self._sequences):
-            if seq is not None and (seq.row < 0 or seq.has_ended):
-                self.leave(place)
+    def collect(self) -> Collected:
+        """Wait for what was started first and read it."""
+        return collect(self._started.popleft())
 
     def forget(self) -> None:
         """Drop what is in flight: nobody will ask for it."""
         self._started.clear()
-        self._sequences, self._drafted, self._batch = [], [], None
+        self.places.forget()
+
+
+def _goes_on(seq: Sequence) -> bool:
+    """Whether there is more to say behind the next token, as far as is known."""
+    return len(seq.output_ids) + 1 < seq.request.max_new_tokens
+
+
+def _fresh_tokens(member: Member) -> list[int]:
+    seq = member.sequence
+    return seq.token_ids[seq.head_len :] if member.is_drafted else seq.token_ids[-1:]

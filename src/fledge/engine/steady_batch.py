@@ -7,6 +7,7 @@ memory of its own that nobody reads.
 Legend: B places, L tokens a request may say in one cycle, X lines of the state.
 """
 
+import struct
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine.sequence import Sequence
+from fledge.ops.accept import Walk
 from fledge.ops.sampling import SampledRows, SamplingBatch
 from fledge.ops.staging import send
 
@@ -35,6 +37,8 @@ class Place(NamedTuple):
 
     sequence: Sequence
     is_drafted: bool
+    fresh: Many[int]
+    """Its newest tokens: those that the head has not read, or the last alone."""
 
 
 class Filters(NamedTuple):
@@ -79,9 +83,23 @@ class SteadyBatch:
         columns += [self._empty] * (self.size - len(places))
         self.state_XB.copy_(send(columns, self.device).t())
 
-    def _column(self, seq: Sequence, is_drafted: bool) -> list[int]:
+    def put(self, places: Many[Place], where: Many[int]) -> None:
+        """Take these requests in beside those that are there."""
+        columns = [self._column(*place) for place in places]
+        self.state_XB.index_copy_(1, send(where, self.device), send(columns, self.device).t())
+
+    def copy_from(self, other: "SteadyBatch", theirs: Many[int], ours: Many[int]) -> None:
+        """Have requests stand here where they stand there; the host need not know where."""
+        columns_XC = other.state_XB.index_select(1, send(theirs, self.device))
+        self.state_XB.index_copy_(1, send(ours, self.device), columns_XC)
+
+    def take_over(self, other: "SteadyBatch", theirs: Many[int]) -> None:
+        """Have these of its requests stand in the first places, and nobody behind them."""
+        self.state_XB.copy_(self._empty_X[:, None].expand_as(self.state_XB))
+        self.copy_from(other, theirs, list(range(len(theirs))))
+
+    def _column(self, seq: Sequence, is_drafted: bool, fresh: Many[int]) -> list[int]:
         params = seq.request.params
-        fresh = seq.token_ids[seq.head_len :] if is_drafted else seq.token_ids[-1:]
         assert len(fresh) <= self.num_levels, "the head has not caught up"
         line = [0] * (_NUM_LINES + self.num_levels)
         line[_ROW], line[_LEN], line[_FRESH] = seq.row, seq.len, len(fresh)
@@ -166,7 +184,15 @@ class SteadyBatch:
         self.fresh_B.copy_(lengths_B.masked_fill(is_empty_B, 1))
         self.state_XB[_NUM_LINES : _NUM_LINES + tokens_BL.shape[1]].copy_(tokens_BL.t())
 
+    def write_facts(self, walk: Walk, offered_B: Tensor | int) -> None:
+        """What came of a walk, for the host to read."""
+        self.facts_XB[0].copy_(walk.lengths_B)
+        self.facts_XB[1] = offered_B
+        self.facts_XB[2].copy_(walk.failed_B)
+        self.facts_XB[3 : 3 + walk.tokens_BL.shape[1]].copy_(walk.tokens_BL.t())
+
 
 def _bits(number: float) -> int:
     """The bits of a float64 as a whole number."""
-    return int(torch.tensor(number, dtype=torch.float64).view(torch.long))
+    bits: int = struct.unpack("q", struct.pack("d", number))[0]
+    return bits

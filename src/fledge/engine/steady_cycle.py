@@ -70,7 +70,7 @@ class SteadyCycle:
         if trees is not None:
             compact_accepted(self._cache, packed, walk.nodes_BL, walk.lengths_B)
             self._tally(batch, trees, walk)
-        self._write_facts(batch, verified, walk)
+        batch.write_facts(walk, deepest_offered(verified, walk))
         batch.advance(walk.lengths_B, walk.tokens_BL)
 
     def _tables(self, batch: SteadyBatch) -> BlockTables:
@@ -86,10 +86,3 @@ class SteadyCycle:
             logprobs=None,
         )
         self._drafter.calibration.tally(trees, drafted, ~batch.is_greedy_B)
-
-    def _write_facts(self, batch: SteadyBatch, trees: TreeBatch, walk: Walk) -> None:
-        facts_XB, num_levels = batch.facts_XB, walk.tokens_BL.shape[1]
-        facts_XB[0].copy_(walk.lengths_B)
-        facts_XB[1].copy_(deepest_offered(trees, walk))
-        facts_XB[2].copy_(walk.failed_B)
-        facts_XB[3 : 3 + num_levels].copy_(walk.tokens_BL.t())

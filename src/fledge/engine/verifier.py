@@ -34,6 +34,7 @@ from fledge.ops.logit_rules import LogitRules, make_rules
 from fledge.ops.logprobs import read_logprobs
 from fledge.ops.paged import TreePass, make_tree_pass
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
+from fledge.ops.staging import send
 from fledge.ops.tree import TreeBatch, root_only, with_roots
 
 
@@ -83,7 +84,7 @@ class Verifier:
             seq.kv_len += chunk
         if not walkers:
             return Yield(0)
-        roots_B = torch.tensor([seq.newest_token_id for seq in walkers], device=self._device)
+        roots_B = send([seq.newest_token_id for seq in walkers], self._device)
         all_trees = root_only(roots_B) if trees is None else with_roots(trees, roots_B)
         rows_BN = packed.node_rows(all_trees.max_size)[: len(walkers)]
         # Rows of logits behind the decoding ones belong to the requests that finish reading.
@@ -114,9 +115,9 @@ class Verifier:
                 trees, torch.zeros(len(chunks), dtype=torch.long, device=self._device)
             )
         return make_tree_pass(
-            chain_tokens_C=torch.tensor(tokens, device=self._device),
-            chain_B=torch.tensor([chunk for _, chunk in chunks], device=self._device),
-            context_B=torch.tensor([seq.kv_len for seq, _ in chunks], device=self._device),
+            chain_tokens_C=send(tokens, self._device),
+            chain_B=send([chunk for _, chunk in chunks], self._device),
+            context_B=send([seq.kv_len for seq, _ in chunks], self._device),
             trees=trees,
             num_rows=len(tokens) + (trees.num_drafts if trees is not None else 0),
             tables=self._cache.tables([seq for seq, _ in chunks]),
@@ -134,7 +135,7 @@ class Verifier:
             row += chunk
             rows.append(row - 1)
         # Models take no empty list of rows; a row that nobody asks for does no harm.
-        return torch.tensor(rows or [0], device=self._device)
+        return send(rows or [0], self._device)
 
     def _choose(
         self,
@@ -149,7 +150,7 @@ class Verifier:
             trees = masks.apply(
                 logits_RV, rows_BN, trees, keeps_raw=sampling.batch.asking_A is not None
             )
-        positions_B = torch.tensor([len(seq.output_ids) for seq in walkers], device=self._device)
+        positions_B = send([len(seq.output_ids) for seq in walkers], self._device)
         walk = self._walk(
             logits_RV,
             rows_BN,

@@ -64,8 +64,9 @@ class KVPool:
                 write_rows(pools, slots_T, rows)
 
         def is_right(_: None) -> bool:
+            alone_T = written_once(slots_T)
             return all(
-                _have_same_bits(pool[slots_T], fresh)
+                _have_same_bits(pool[slots_T[alone_T]], fresh[alone_T])
                 for pool, fresh in zip(pools, rows, strict=True)
             )
 
@@ -123,6 +124,12 @@ class KVPool:
             )
 
         run_kernel(name, move_fused, move_plain, kind=kind, is_right=is_right)
+
+
+def written_once(slots_T: Tensor) -> Tensor:
+    """Rows whose slot no other row has: rows that only fill a pass share theirs."""
+    _, place_T, counts = torch.unique(slots_T, return_inverse=True, return_counts=True)
+    return counts[place_T] == 1
 
 
 def _have_same_bits(one: Tensor, other: Tensor) -> bool:

@@ -119,7 +119,7 @@ class TreePass:
         for request, (start, num_rows, context, chain, first) in enumerate(
             torch.stack(lengths).t().tolist()
         ):
-            if request < first_request:
+            if request < first_request or not num_rows:
                 continue
             if window is not None:
                 first = max(first, context - window + 1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
+from fledge.ops.kv import written_once
 from fledge.ops.norms import Norm, is_close, norm_rows
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -79,7 +80,7 @@ def rotate_and_store(
 
     def is_right(query_THD: Tensor) -> bool:
         limit = _MOST_DIFFERENCE[product_TE.dtype]
-        is_stored = slots_T >= 0
+        is_stored = (slots_T >= 0) & written_once(slots_T)
         query, keys, values = rotated(product_TE, rotation, layout)
         return (
             is_close(query_THD, query, limit)

@@ -1,0 +1,281 @@
+"""Turns of an engine whose cycles run ahead of the host, and of everybody beside them.
+
+    device   | cycle 1 | cycle 2 | prompts | cycle 3 | ...
+    host         start 2, read 1 | start prompts    | start 3 (with those who joined), read 2, ...
+
+Requests that need the host have ordinary passes of their own between cycles.
+"""
+
+import time
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from fledge.contracts.settings import EngineSettings
+from fledge.engine.cache import PagedCache
+from fledge.engine.commits import commit
+from fledge.engine.cycle_end import CycleEnd
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
+from fledge.engine.drafter import Drafter
+from fledge.engine.head_drafter import HeadDrafter
+from fledge.engine.plan_choice import PlanChoice
+from fledge.engine.scheduler import Scheduler, StepPlan
+from fledge.engine.sequence import Sequence
+from fledge.engine.steady import Steady
+from fledge.engine.steady_flight import Collected
+from fledge.engine.verifier import Verifier
+
+_SHARE_AHEAD = 2.0
+"""Time of cycles that run ahead over that of passes beside them."""
+
+_SHARE_BEFORE_PROMPTS = 4.0
+"""The same before the next pass over few prompts, while most places are taken: waiting a little
+lets others come along, and a pass over one costs nearly what one over several does."""
+
+_MANY_PROMPTS = 8
+"""One in so many of the most requests there may be is worth a pass at once."""
+
+
+class CycleAhead:
+    """What `Steady` is asked for, and when."""
+
+    def __init__(
+        self,
+        *,
+        cache: PagedCache,
+        scheduler: Scheduler,
+        drafter: Drafter,
+        verifier: Verifier,
+        steady: Steady,
+        choice: PlanChoice,
+        end: CycleEnd,
+        settings: EngineSettings,
+        waits_for_cycles: bool = False,
+    ) -> None:
+        self._cache, self._scheduler = cache, scheduler
+        self._drafter, self._verifier, self._steady = drafter, verifier, steady
+        self._choice, self._end, self._settings = choice, end, settings
+        self._waits_for_cycles = waits_for_cycles
+        self._beside_due = self._prompts_due = 0.0
+        """When requests that need the host, and few prompts, have their next turn."""
+
+        self._collected = 0.0
+        """When the last cycle or prompt that ran ahead was read, or the first one begun."""
+
+        self.num_drains = 0
+        """Times that everything in flight was awaited before there was anything new to run."""
+
+    def begins(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> bool:
+        """Start with what was planned for an ordinary cycle, if any of it can run ahead."""
+        can_run = self._steady.can_run
+        drafting = [seq for seq in plan.drafting if can_run(seq)]
+        plain = [seq for seq in plan.plain if can_run(seq)]
+        has_prompts = any(can_run(seq) for seq, _ in [*plan.finishing, *plan.reading])
+        if not (drafting or plain or has_prompts):
+            return False
+        decoding = [*drafting, *plain]
+        if not self._steady.accepts(decoding, is_plain=draft_plan.is_plain):
+            return False
+        is_drafting = not (draft_plan if decoding else self._choice.plan).is_plain
+        if draft_plan.is_plain:
+            plain, drafting = decoding, []
+        is_subset = self._choice.plan.num_drafted is not None
+        self._collected = time.perf_counter()
+        self._steady.begin(drafting, plain, is_drafting=is_drafting, is_subset=is_subset)
+        if decoding:
+            self._steady.start(self._steady.plan_for(draft_plan, len(decoding)), load)
+        # Here too: where cycles have to be awaited again and again, none is ever gone on with.
+        self._serve_others(plan)
+        self._wait_if_asked()
+        return True
+
+    def goes_on(self) -> bool:
+        """Start what comes next and read what came before; False if nothing runs ahead any more."""
+        if not self._steady.is_running:
+            return False
+        places = self._steady.places
+        places.drop_gone()
+        if self._steady.num_in_flight and not self._steady.has_cycle_in_flight:
+            self._finish_all()  # nothing else runs: who waits for a first token has it at once
+            return True
+        num_before = self._steady.num_in_flight
+        self._take_in()
+        beside, load = self._beside(), self._choice.load(places.sequences)
+        if places.num_requests:
+            self._choice.choose(load)
+        if not (self._has_room(beside) and self._starts_cycle(load)):
+            self._choice.is_waiting = places.num_requests > 0
+            self._drain()
+            return False
+        self._serve_others(self._plan_others(beside))
+        for _ in range(num_before):
+            self._finish_oldest()
+        self._wait_if_asked()
+        if places.num_requests or self._steady.has_prompts_in_flight:
+            return True
+        self._steady.forget()  # what is left in flight is of requests that have gone
+        return False
+
+    def _take_in(self) -> None:
+        """Requests that decode and could run ahead are taken in: they had to go another way."""
+        places, can_run = self._steady.places, self._steady.can_run
+        self._steady.join(
+            [
+                seq
+                for seq in self._scheduler.running
+                if seq.is_decoding and not places.holds(seq) and can_run(seq)
+            ]
+        )
+        if not self._scheduler.num_startable and not self._scheduler.num_unread:
+            places.shrink()
+
+    def _beside(self) -> list[Sequence]:
+        """Requests that decode and need the host for it."""
+        holds = self._steady.places.holds
+        return [seq for seq in self._scheduler.running if seq.is_decoding and not holds(seq)]
+
+    def _has_room(self, beside: Many[Sequence]) -> bool:
+        return all(self._cache.reserve(seq, seq.len) for seq in beside)
+
+    def _starts_cycle(self, load: Load) -> bool:
+        """Start the next cycle if there is anybody to run it for; whether that could be done."""
+        num_requests = self._steady.places.num_requests
+        if not num_requests:
+            return True
+        plan = self._steady.plan_for(self._choice.plan, num_requests)
+        if not self._steady.goes_on(plan):
+            return False
+        self._steady.start(plan, load)
+        return True
+
+    def _scheduler_has_prompts(self) -> bool:
+        return self._scheduler.num_unread > 0 or self._scheduler.could_admit
+
+    def _plan_others(self, beside: Many[Sequence]) -> StepPlan:
+        """Who is served behind the cycle that was just started."""
+        plan = StepPlan()
+        if self._are_prompts_due() and self._scheduler_has_prompts():
+            num_preemptions = self._scheduler.num_preemptions
+            plan = self._scheduler.plan_beside()
+            if self._scheduler.num_preemptions != num_preemptions:
+                self._verifier.forget_sampling()
+                self._steady.places.drop_gone()
+        # One that lost its memory may have come back at once, and reads again.
+        plan.plain = [seq for seq in beside if seq.row >= 0 and not plan.holds(seq)]
+        return plan
+
+    def _are_prompts_due(self) -> bool:
+        num_requests = self._steady.places.num_requests
+        most = self._settings.max_requests
+        if 2 * num_requests < most or time.perf_counter() >= self._prompts_due:
+            return True
+        if 2 * self._scheduler.num_unread >= self._settings.max_pass_tokens:
+            return True
+        return _MANY_PROMPTS * self._scheduler.num_startable >= most
+
+    def _serve_others(self, plan: StepPlan) -> None:
+        """Read prompts of those who can join; who needs the host has a pass of its own.
+
+        Such passes take a third of the time at most: those that run ahead go on with two thirds of
+        their speed, however slow the others are.
+        """
+        can_run, holds = self._steady.can_run, self._steady.places.holds
+        chunks = [*plan.finishing, *plan.reading]
+        joining = [(seq, chunk) for seq, chunk in chunks if can_run(seq)]
+        if joining:
+            self._steady.read(joining)
+            self._end.settle([], [seq for seq, _ in joining])
+        beside = [seq for seq in [*plan.drafting, *plan.plain] if not holds(seq)]
+        ordinary = StepPlan(
+            plain=beside if time.perf_counter() >= self._beside_due else [],
+            finishing=[one for one in plan.finishing if not can_run(one[0])],
+            reading=[one for one in plan.reading if not can_run(one[0])],
+        )
+        if ordinary:
+            self._run_beside(ordinary)
+
+    def _run_beside(self, plan: StepPlan) -> None:
+        """An ordinary pass without drafts; the host waits for it."""
+        started = time.perf_counter()
+        result = self._verifier.run(plan, None)
+        said = [*plan.plain, *(seq for seq, _ in plan.finishing)]
+        self._end.settle(said, [seq for seq, _ in plan.reading])
+        ended = time.perf_counter()
+        self._beside_due = ended + _SHARE_AHEAD * (ended - started)
+        self._collected += ended - started  # no time of the cycle that is read next
+        self._end.report(
+            CycleReport(
+                plan=PLAIN,
+                load=Load(num_requests=plan.num_decoding, num_other_tokens=plan.num_read_tokens),
+                target_s=ended - started,
+                draft_s=0.0,
+                other_s=0.0,
+                emitted=result.num_emitted,
+                # Cycles that run ahead take another time.
+                is_cold=True,
+            )
+        )
+
+    def _wait_if_asked(self) -> None:
+        if self._waits_for_cycles:
+            self._finish_all()
+
+    def _drain(self) -> None:
+        """Await everything: the ordinary way comes next."""
+        self.num_drains += 1
+        self._finish_all()
+        self._steady.forget()
+
+    def _finish_all(self) -> None:
+        while self._steady.num_in_flight:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        """Read what was started first."""
+        got = self._steady.collect()
+        said = list(got.said.values())
+        num_fresh = sum(one.sequence.len - one.sequence.head_len for one in said if one.had_drafts)
+        for one in said:
+            if one.had_drafts and not one.has_failed:
+                one.sequence.head_len = one.sequence.len
+        result = commit(said)
+        for member, one in got.said.items():
+            if one.sequence.has_ended or one.has_failed:
+                self._steady.places.leave(member)
+        self._end.settle([one.sequence for one in said], [])
+        if not got.started.plan.is_plain and isinstance(self._drafter, HeadDrafter):
+            self._drafter.calibration.count_cycle()
+        collected, self._collected = self._collected, time.perf_counter()
+        if got.started.is_reading:
+            self._prompts_due = self._collected + _SHARE_BEFORE_PROMPTS * got.target_s
+        other_s = max(0.0, self._collected - collected - got.draft_s - got.target_s)
+        report = _report_of(got, num_fresh, other_s)
+        self._end.report(
+            replace(
+                report,
+                emitted=result.num_emitted,
+                reached_D=result.reached_at_depth,
+                accepted_D=result.accepted_at_depth,
+            )
+        )
+
+    def forget(self) -> None:
+        """Nobody asks for what is in flight."""
+        self._steady.forget()
+
+
+def _report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
+    """What a cycle, or a pass over prompts, took."""
+    one, num_said = got.started, 0 if got.started.is_reading else len(got.said)
+    num_drafted = sum(said.had_drafts for said in got.said.values())
+    everyone = None if num_drafted == num_said else num_drafted
+    return CycleReport(
+        plan=one.plan if one.is_reading else replace(one.plan, num_drafted=everyone),
+        load=replace(one.load, num_requests=num_said),
+        target_s=got.target_s,
+        draft_s=got.draft_s,
+        other_s=other_s,
+        emitted=0,
+        num_extended=num_fresh + one.num_caught_up,
+        gains=one.gains,
+        is_cold=one.is_cold,
+    )

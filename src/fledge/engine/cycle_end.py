@@ -1,0 +1,50 @@
+"""What follows every pass: memory is tidied, the ended let go, and everybody told what it took."""
+
+from collections.abc import Sequence as Many
+
+from fledge.engine.cache import PagedCache
+from fledge.engine.draft_plan import CycleReport
+from fledge.engine.drafter import Drafter
+from fledge.engine.head_drafter import HeadDrafter
+from fledge.engine.plan_choice import PlanChoice
+from fledge.engine.scheduler import Scheduler
+from fledge.engine.sequence import Sequence
+from fledge.engine.stats import StatsKeeper
+
+_CYCLES_PER_REFRESH = 32
+"""Cycles between two looks at what the calibration has counted."""
+
+
+class CycleEnd:
+    """Settles what passes leave behind."""
+
+    def __init__(
+        self, cache: PagedCache, scheduler: Scheduler, drafter: Drafter, choice: PlanChoice
+    ) -> None:
+        self._cache, self._scheduler = cache, scheduler
+        self._drafter, self._choice = drafter, choice
+        self.stats = StatsKeeper()
+
+    def settle(self, said: Many[Sequence], reading: Many[Sequence]) -> None:
+        """Make what was computed known, let go of what windows left behind and of what ended."""
+        for seq in said:
+            self._scheduler.bill(seq, seq.len)
+        for seq in [*said, *reading]:
+            if seq.has_ended:
+                self.stats.count_ended(seq)
+                self._scheduler.finish(seq, keep=seq.error is None)
+            else:
+                self._cache.publish(seq)
+                self._cache.free_behind_windows(seq)
+        if not self._scheduler.has_work:
+            self._cache.check_integrity(self._scheduler.running)
+
+    def report(self, report: CycleReport) -> None:
+        """Tell the statistics and the controller."""
+        self.stats.count_cycle(report)
+        # Of drafts whose requests have all left meanwhile nothing was seen.
+        if report.load.num_requests and (report.plan.is_plain or report.num_drafted):
+            self._choice.controller.observe(report)
+        drafter = self._drafter
+        if isinstance(drafter, HeadDrafter) and self.stats.num_cycles % _CYCLES_PER_REFRESH == 0:
+            drafter.calibration.refresh()

@@ -1,0 +1,39 @@
+"""What the next cycle is to draft: the controller is asked, and its answer kept while it waits."""
+
+from collections.abc import Sequence as Many
+
+from fledge.engine.draft_plan import PLAIN, Controller, DraftPlan, Load
+from fledge.engine.sequence import Sequence
+
+
+class PlanChoice:
+    """The plan in use."""
+
+    def __init__(self, controller: Controller, *, can_draft: bool, max_pass_tokens: int) -> None:
+        self.controller, self._can_draft = controller, can_draft
+        # However much there is to read, a quarter of the pass is open for drafts.
+        self._most_other_tokens = max_pass_tokens * 3 // 4
+        self.plan: DraftPlan = PLAIN
+        self.is_waiting = False
+        """Whether the plan is one that cycles in flight have to end for."""
+
+    def choose(self, load: Load) -> None:
+        """Have the controller plan, unless what it planned last still waits to be run."""
+        if self.is_waiting:
+            self.is_waiting = False
+        elif load.unread and self._can_draft:
+            self.plan = self.controller.choose(load)
+        elif load.num_requests:
+            self.plan = PLAIN
+
+    def load(self, decoding: Many[Sequence], num_unread: int = 0) -> Load:
+        """What requests that decode bring to a pass, beside so many tokens of prompts."""
+        return Load(
+            num_requests=len(decoding),
+            num_sampled=sum(not seq.request.params.is_greedy for seq in decoding),
+            num_other_tokens=min(num_unread, self._most_other_tokens),
+            context_tokens=sum(seq.kv_len for seq in decoding),
+            unread=tuple(
+                seq.len - seq.head_len for seq in decoding if seq.request.params.speculate
+            ),
+        )

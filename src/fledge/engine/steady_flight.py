@@ -1,0 +1,89 @@
+"""What the device was asked for and the host has not read yet: cycles, and passes over prompts."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fledge.engine.commits import Said
+from fledge.engine.device_clock import DeviceClock
+from fledge.engine.draft_plan import DraftPlan, Load
+from fledge.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A request's stay among those that run ahead; one that comes back is another member."""
+
+    sequence: Sequence
+    is_drafted: bool
+    num_preemptions: int
+    """Of the request when it came: one that has lost its memory since is not what it was."""
+
+    place: int | None = None
+    has_left: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the request has ended or lost its memory."""
+        seq = self.sequence
+        return seq.row < 0 or seq.has_ended or seq.num_preemptions != self.num_preemptions
+
+
+def member_of(seq: Sequence, *, is_drafted: bool) -> Member:
+    return Member(seq, is_drafted=is_drafted, num_preemptions=seq.num_preemptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A cycle, or a pass over prompts, that the device was asked for."""
+
+    plan: DraftPlan
+    load: Load
+    members: list[Member | None]
+    """Who is in each column of the facts."""
+
+    facts_XB: Tensor
+    gains: Tensor | None
+    clock: DeviceClock
+    is_cold: bool
+    """Whether something of it was compiled or captured."""
+
+    num_caught_up: int = 0
+    """Tokens that heads read before it began."""
+
+    is_reading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What came of it, on the host."""
+
+    started: Started
+    said: dict[Member, Said]
+    """Of those who have not left."""
+
+    draft_s: float
+    target_s: float
+
+
+def collect(one: Started) -> Collected:
+    """Wait for it and read it."""
+    draft_s, target_s = one.clock.wait()
+    lengths, offered, failed, *levels = one.facts_XB.tolist()
+    has_nodes = not one.plan.is_plain
+    said = {
+        member: Said(
+            sequence=member.sequence,
+            tokens=[level[place] for level in levels[: lengths[place]]],
+            num_offered=offered[place],
+            has_failed=bool(failed[place]),
+            had_drafts=member.is_drafted and has_nodes,
+            had_nodes=has_nodes,
+            # What prompts brought was counted when their pass was started.
+            num_read=0 if one.is_reading else 1,
+            was_decoding=not one.is_reading,
+        )
+        for place, member in enumerate(one.members)
+        if member is not None and not (member.has_left or member.is_gone)
+    }
+    return Collected(one, said, draft_s=draft_s, target_s=target_s)

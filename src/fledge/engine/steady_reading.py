@@ -1,0 +1,179 @@
+"""Prompts read beside cycles that run ahead: a pass of their own that nobody waits for either.
+
+The pass is captured for few sizes, filled up with tokens that nobody looks at. What a prompt's last
+token says is written to where the batch takes it from; the host reads it later.
+
+    rows      a4 a5 a6 | b0 b1 b2 b3 | - - - -      chunks of two prompts, then what only fills
+    requests  a        | b           | spare
+
+Legend: T rows of the pass, B prompts with the one that fills, X lines of the state.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fledge.engine.cache import PagedCache
+from fledge.engine.drafter import Drafter
+from fledge.engine.graphs import Graphs
+from fledge.engine.head_drafter import HeadDrafter
+from fledge.engine.sequence import Sequence
+from fledge.engine.steady_batch import Filters, Place, SteadyBatch, filters_of
+from fledge.models.target import Target
+from fledge.ops.accept import Walk
+from fledge.ops.paged import make_tree_pass
+from fledge.ops.staging import send
+from fledge.ops.tree import root_only
+
+_SMALLEST, _SECOND = 32, 256
+_ROWS_PER_PROMPT = 16
+
+Chunk = tuple[Sequence, int]
+"""A request, and how many of its tokens are read."""
+
+
+def pass_sizes(max_tokens: int) -> list[int]:
+    """Rows that passes have: 32, 64, 128, 256, 384, 512, 768, ... and the most there may be."""
+    sizes, size = {max_tokens}, _SMALLEST
+    while size < max_tokens:
+        sizes |= {size, min(size * 3 // 2, max_tokens)} if size >= _SECOND else {size}
+        size *= 2
+    return sorted(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Memory that a pass of one size reads from and leaves its outcome in."""
+
+    num_rows: int
+    numbers_X: Tensor
+    """Tokens of all rows, then how many each prompt brings, then how many it has cached."""
+
+    batch: SteadyBatch
+
+    @property
+    def tokens_T(self) -> Tensor:
+        return self.numbers_X[: self.num_rows]
+
+    @property
+    def lengths_2B(self) -> Tensor:
+        return self.numbers_X[self.num_rows :].view(2, -1)
+
+
+class SteadyReader:
+    """Passes over prompts."""
+
+    def __init__(
+        self,
+        target: Target,
+        cache: PagedCache,
+        drafter: Drafter,
+        walk: Callable[..., Walk],
+        graphs: Graphs,
+        *,
+        num_levels: int,
+        max_tokens: int,
+        max_requests: int,
+    ) -> None:
+        self._target, self._cache, self._drafter, self._walk = target, cache, drafter, walk
+        self._graphs, self._num_levels = graphs, num_levels
+        self._sizes, self._max_requests = pass_sizes(max_tokens), max_requests
+        self._readings: dict[tuple[int, int], Reading] = {}
+
+    def read(self, chunks: Many[Chunk], drafted: Many[bool], *, with_head: bool) -> SteadyBatch:
+        """Ask for a pass over these; the batch that comes back has a column for each.
+
+        `drafted` are those who will be drafted for, `with_head` has the head read the tokens too.
+        """
+        num_tokens = sum(chunk for _, chunk in chunks)
+        num_rows, num_prompts = self._size(num_tokens, len(chunks))
+        is_exact = num_rows - num_tokens > self._cache.max_tokens
+        if is_exact:  # there are no places for so many that only fill
+            num_rows = num_tokens
+        reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
+        self._fill(reading, chunks, drafted)
+        filters = filters_of([seq for seq, chunk in chunks if chunk == seq.num_unread])
+        if is_exact:
+            self._run(reading, filters, with_head)
+        else:
+            kind = ("read", num_rows, num_prompts, filters, with_head)
+            self._graphs.run(kind, lambda: self._run(reading, filters, with_head))
+        return reading.batch
+
+    def _size(self, num_tokens: int, num_prompts: int) -> tuple[int, int]:
+        """Rows and prompts of the pass that these fit in: one number of prompts for most sizes."""
+        for size in self._sizes:
+            most = min(self._max_requests, size // _ROWS_PER_PROMPT)
+            if size >= num_tokens and most >= num_prompts:
+                return size, most
+        return max(num_tokens, self._sizes[-1]), num_prompts
+
+    def _reading(self, num_rows: int, num_prompts: int, *, is_kept: bool) -> Reading:
+        key = num_rows, num_prompts
+        if key in self._readings:
+            return self._readings[key]
+        device, count = self._target.device, num_prompts + 1
+        made = Reading(
+            num_rows,
+            torch.zeros(num_rows + 2 * count, dtype=torch.long, device=device),
+            SteadyBatch(count, self._num_levels, spare_row=self._cache.spare_row, device=device),
+        )
+        if is_kept:
+            self._readings[key] = made
+        return made
+
+    def _fill(self, reading: Reading, chunks: Many[Chunk], drafted: Many[bool]) -> None:
+        tokens = [
+            token
+            for seq, chunk in chunks
+            for token in seq.token_ids[seq.kv_len : seq.kv_len + chunk]
+        ]
+        num_filling = reading.num_rows - len(tokens)
+        nobody = [0] * (reading.batch.size - 1 - len(chunks))
+        lengths = [chunk for _, chunk in chunks] + nobody + [num_filling]
+        cached = [seq.kv_len for seq, _ in chunks] + nobody + [0]
+        numbers = tokens + [0] * num_filling + lengths + cached
+        reading.numbers_X.copy_(send(numbers, self._target.device))
+        reading.batch.fill(
+            [
+                Place(seq, is_drafted, seq.token_ids[-1:])
+                for (seq, _), is_drafted in zip(chunks, drafted, strict=True)
+            ]
+        )
+
+    @torch.no_grad()
+    def _run(self, reading: Reading, filters: Filters, with_head: bool) -> None:
+        batch, (chain_B, context_B) = reading.batch, reading.lengths_2B
+        packed = make_tree_pass(
+            chain_tokens_C=reading.tokens_T,
+            chain_B=chain_B,
+            context_B=context_B,
+            trees=None,
+            num_rows=reading.num_rows,
+            tables=self._cache.all_tables[batch.rows_B],
+            num_short=0,
+            last_position=self._target.context_len - 1,
+        )
+        # Places that nobody has bring no rows: they look at any.
+        last_B = (packed.starts_B + chain_B - 1).clamp(min=0)
+        output = self._target.forward(
+            packed, self._cache.target_memory, logit_rows_R=last_B, taps=self._drafter.taps
+        )
+        if output.features_TF is not None:
+            self._drafter.remember(output.features_TF, packed)
+        if with_head:
+            assert isinstance(self._drafter, HeadDrafter)
+            self._drafter.store_entries(packed)
+        walk = self._walk(
+            output.logits_RV,
+            torch.arange(batch.size, device=last_B.device)[:, None],
+            root_only(batch.newest_B),
+            batch.sampling(filters),
+            batch.said_B,
+            max_depth=0,
+        )
+        batch.write_facts(walk, 0)
+        batch.advance(walk.lengths_B, walk.tokens_BL)
