@@ -44,5 +44,17 @@ def test_gaps_by_their_kind(tool: ModuleType) -> None:
     assert found["largest_gaps_outside_graphs"][0]["length_ns"] == 6
 
 
+def test_a_copy_that_is_part_of_a_graph(tool: ModuleType) -> None:
+    works = [
+        tool.Work(0, 10, 1, "k"),
+        tool.Work(10, 20, 1, "Memcpy DtoH (Device -> Pinned)"),
+        tool.Work(25, 30, 2, "k"),
+        tool.Work(30, 40, 2, "k"),
+    ]
+    found = tool.analyse(works, graph_kernels=2)
+    assert found["idle_between_cycles_share"] == pytest.approx(5 / 40)
+    assert found["idle_inside_cycles_share"] == 0
+
+
 def test_a_recording_without_graphs_says_so(tool: ModuleType) -> None:
     assert tool.analyse([tool.Work(0, 1, 1, "k")]) == {"graphs": 0, "works": 1}
