@@ -17,11 +17,13 @@ kernels down; how much is said beside them. The floor is that of `rooflines.py`.
 
 import itertools
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from measured_engines import PLAIN, Decoding, Results, Subject, numbers, option_parser, tree_of
 from rooflines import FORMULA, Limits, floor
 from torch.profiler import ProfilerActivity, profile
@@ -60,7 +62,7 @@ def recorded(profiler: profile) -> list[Work]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = json.loads(path.read_text(encoding="utf-8"), strict=False)["traceEvents"]
     kinds = DEVICE_KINDS if any(one.get("cat") == "kernel" for one in events) else ("cpu_op",)
     return sorted(
         Work(
@@ -140,8 +142,8 @@ def cell(subject: Subject, way: str, size: int, limits: Limits, cycles: int) -> 
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     with profile(activities=[activity]) as profiler:
         slowed = decoding.timed(cycles)
-    found = analyse(recorded(profiler), GRAPH_KERNELS if is_cuda else 1)
     decoding.close()
+    found = analyse(recorded(profiler), GRAPH_KERNELS if is_cuda else 1)
     least = floor(subject, way, size, context, limits)
     return {
         **timed,
@@ -163,6 +165,12 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--graphs", default="auto")
     options = parser.parse_args(None if words is None else list(words))
     ways = options.ways.split(",")
+    # CUPTI stays from before the first graph is made until the end: those made without it, or
+    # before it was started again, may be recorded in part.
+    os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+    if torch.cuda.is_available():
+        with profile(activities=[ProfilerActivity.CUDA]):
+            torch.zeros(1, device="cuda")
     subject = Subject.load(options, has_head=ways != [PLAIN])
     limits = Limits(subject.target.device, subject.target.dtype)
     results = Results(
