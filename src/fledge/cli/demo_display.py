@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fledge.cli.demo_contest import TURNS, Contest, OnPiece, Round, describe_round
 from fledge.cli.demo_page import answer_lines, prompt_lines, question_lines, show
 from fledge.cli.progress import terminal_progress
+from fledge.cli.render import count
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -61,14 +62,14 @@ def _watching(console: "Console", prompt: str, number: int, total: int) -> Itera
 def _counting(advance: Callable[[int], None]) -> OnPiece:
     newest = 0
 
-    def count(turn: int, piece: str) -> None:
+    def notice(turn: int, piece: str) -> None:
         nonlocal newest
         del piece
         if turn > newest:
             advance(turn - newest)
             newest = turn
 
-    return count
+    return notice
 
 
 class _View:
@@ -96,8 +97,8 @@ class _View:
 
         status = f"answering {TURNS[self._turn]} the head"
         if self._turn >= _AGAIN:
-            words = len(self._texts[self._turn].split())
-            status += f", again, in the other order ({words} words)"
+            words = count(len(self._texts[self._turn].split()), "word")
+            status += f", again, in the other order ({words})"
         return Group(
             *question_lines(self._prompt, self._number),
             *answer_lines(*self._texts[:_AGAIN]),

@@ -110,6 +110,7 @@ def export(
 
     One JSON document comes with --json: directory, to, files, serve_command, notes, checks.
     """
+    dialect, settings = _dialect(to), _settings(tuned, depth, width, budget)
     progress = terminal_progress()
     with progress.task("starting", unit=""):
         # Importing torch takes seconds, so it happens while the bar is already there.
@@ -118,9 +119,9 @@ def export(
     report = export_head(
         head,
         out,
-        _dialect(to),
+        dialect,
         target=target,
-        tuned=check_tuned(_settings(tuned, depth, width, budget), target=None, head=head),
+        tuned=check_tuned(settings, target=None, head=head),
         verify=verify,
         progress=progress,
     )
