@@ -3,4 +3,8 @@
 from typing import Literal
 
 Dialect = Literal["vllm", "sglang", "speculators", "eagle", "gguf", "openvino"]
+HeadPrecision = Literal["q8_0", "q4_0"]
+"""Block formats that a GGUF head can be rounded to, 8 or 4 bits a weight."""
+
+PRECISIONS: tuple[HeadPrecision, ...] = ("q8_0", "q4_0")
 DIALECTS: tuple[Dialect, ...] = ("vllm", "sglang", "speculators", "eagle", "gguf", "openvino")

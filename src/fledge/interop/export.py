@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fledge.contracts.dialects import DIALECTS, Dialect
+from fledge.contracts.dialects import DIALECTS, Dialect, HeadPrecision
 from fledge.contracts.errors import ArtifactError, ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.tuned_settings import TunedSettings
 from fledge.interop.formats import FORMATS, ExportJob
+from fledge.interop.gguf_rounding import rounded_head
 from fledge.interop.readme import readme_text
 from fledge.interop.serve_commands import chain_of, setting_notes
 from fledge.interop.target_facts import TargetFacts, check_belongs, read_target_facts
@@ -42,6 +43,7 @@ def export_head(
     *,
     target: str | None = None,
     tuned: TunedSettings | None = None,
+    precision: HeadPrecision | None = None,
     verify: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -50,6 +52,10 @@ def export_head(
         raise ConfigError(f"the format is {to!r}; it must be one of {', '.join(DIALECTS)}.")
     form = FORMATS[to]
     loaded = load_head(Path(head))
+    if precision is not None:
+        if to != "gguf":
+            raise ConfigError(f"--precision {precision} is for GGUF heads; {to} keeps the head's.")
+        loaded = rounded_head(loaded, precision)
     facts = None if target is None else read_target_facts(target, progress=progress)
     if facts is not None:
         check_belongs(loaded.config, facts)
@@ -59,12 +65,13 @@ def export_head(
     if facts is not None:
         config = replace(config, taps=config.resolve_taps(facts.num_layers))
     command = form.command(_place(to, facts), str(out), tuned, config)
-    job = ExportJob(target=facts, tuned=tuned, progress=progress)
+    job = ExportJob(target=facts, tuned=tuned, progress=progress, precision=precision)
     checks: tuple[str, ...] = ()
     _refuse_existing(out)
     with publish_directory(out) as staging:
         form.write(loaded, staging, job)
-        text = readme_text(loaded, facts, to, commands=(command,), notes=notes)
+        stored = precision or str(loaded.fc.weight.dtype).removeprefix("torch.")
+        text = readme_text(loaded, facts, to, commands=(command,), notes=notes, precision=stored)
         (staging / "README.md").write_text(text, encoding="utf-8")
         if verify:
             checks = verify_export(loaded, staging, facts, form.read)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fledge.contracts.dialects import Dialect
+from fledge.contracts.dialects import Dialect, HeadPrecision
 from fledge.contracts.progress import Progress
 from fledge.contracts.tuned_settings import TunedSettings
 from fledge.interop.eagle_export import check_eagle, write_eagle
@@ -38,6 +38,7 @@ class ExportJob:
     target: TargetFacts | None
     tuned: TunedSettings | None
     progress: Progress | None
+    precision: HeadPrecision | None = None
 
     @property
     def needed_target(self) -> TargetFacts:
@@ -87,7 +88,9 @@ FORMATS: dict[Dialect, Format] = {
     ),
     "gguf": Format(
         check=check_gguf,
-        write=lambda head, place, job: write_gguf(head, place, job.needed_target, job.progress),
+        write=lambda head, place, job: write_gguf(
+            head, place, job.needed_target, precision=job.precision, progress=job.progress
+        ),
         read=lambda place, target, config: read_as_llamacpp(place, config.rope_scaling),
         command=llamacpp_command,
     ),

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from torch import Tensor
 
+from fledge.contracts.dialects import HeadPrecision
 from fledge.contracts.errors import ConfigError, MismatchError
 from fledge.contracts.progress import Progress
 from fledge.interop.gguf_names import LAYER_NAMES, pair_rows, stored_type, stored_values
 from fledge.interop.gguf_rope import FACTORS, add_rope, check_rope, rope_factors
+from fledge.interop.gguf_rounding import block_type
 from fledge.interop.gguf_target import CONVERTIBLE, write_target
 from fledge.interop.gguf_tokens import add_vocabulary, copy_vocabulary
 from fledge.interop.limits import (
@@ -64,18 +67,23 @@ def check_gguf(head: Eagle3Head, target: TargetFacts | None) -> None:
 
 
 def write_gguf(
-    head: Eagle3Head, directory: Path, target: TargetFacts, progress: Progress | None = None
+    head: Eagle3Head,
+    directory: Path,
+    target: TargetFacts,
+    *,
+    precision: HeadPrecision | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write the head's file and, unless the target is a GGUF file already, the target's."""
-    source = Path(target.name).expanduser()
-    if not source.is_file():
-        source = directory / TARGET_FILE
-        if not copy_gguf(target.name, source, progress=progress):
+    given, written = Path(target.name).expanduser(), directory / TARGET_FILE
+    vocabulary: Path | None = given
+    if not given.is_file():
+        vocabulary = written
+        if not copy_gguf(target.name, written, progress=progress):
             require_convertible(target)
-            write_target(target, source)
-            write_head(head, directory / HEAD_FILE, target, vocabulary=None)
-            return
-    write_head(head, directory / HEAD_FILE, target, vocabulary=source)
+            write_target(target, written)
+            vocabulary = None
+    write_head(head, directory / HEAD_FILE, target, vocabulary=vocabulary, precision=precision)
 
 
 def require_convertible(target: TargetFacts) -> None:
@@ -88,7 +96,12 @@ def require_convertible(target: TargetFacts) -> None:
 
 
 def write_head(
-    head: Eagle3Head, path: Path, target: TargetFacts, *, vocabulary: Path | None
+    head: Eagle3Head,
+    path: Path,
+    target: TargetFacts,
+    *,
+    vocabulary: Path | None,
+    precision: HeadPrecision | None,
 ) -> None:
     """Write `head.gguf`, with the tokens of a GGUF file or of the target's directory."""
     writer = GGUFWriter(path, ARCHITECTURE)
@@ -98,7 +111,11 @@ def write_head(
     else:
         copy_vocabulary(writer, vocabulary)
     for name, tensor in _tensors(head).items():
-        writer.add_tensor(name, stored_values(tensor), raw_dtype=stored_type(tensor))
+        kind = block_type(tensor, precision)
+        if kind is None:
+            writer.add_tensor(name, stored_values(tensor), raw_dtype=stored_type(tensor))
+        else:
+            writer.add_tensor(name, quantize(tensor.numpy(), kind), raw_dtype=kind)
     targets_V = head.draft_to_target_V.cpu()
     if not torch.equal(targets_V, torch.arange(head.config.vocab_size)):
         ids = targets_V.numpy().astype(np.int64)

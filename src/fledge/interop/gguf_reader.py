@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
 from torch import Tensor
 
 from fledge.interop.engine_view import EngineView, Files, build, require
@@ -32,6 +33,7 @@ _NAMES = {
 }
 _MODULES = {ours: module for module, ours in LAYER_NAMES.items()}
 _FACTORS = "rope_freqs.weight"
+_BLOCK_TYPES = (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0)
 
 
 def read_as_llamacpp(directory: Path, scaling: dict[str, Any] | None) -> EngineView:
@@ -82,6 +84,8 @@ def _values(tensor: Any) -> Tensor:
     if tensor.tensor_type == GGMLQuantizationType.BF16:
         bits = torch.from_numpy(np.array(tensor.data).view(np.uint8))
         return bits.view(torch.bfloat16).reshape(tuple(int(n) for n in tensor.shape[::-1]))
+    if tensor.tensor_type in _BLOCK_TYPES:
+        return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
     return torch.from_numpy(np.array(tensor.data))
 
 

@@ -21,6 +21,7 @@ def readme_text(
     *,
     commands: tuple[str, ...],
     notes: tuple[str, ...],
+    precision: str,
 ) -> str:
     config = head.config
     made_for = (
@@ -29,12 +30,11 @@ def readme_text(
         else f"{target.name} ({target.num_layers} layers, {config.vocab_size} tokens)"
     )
     layers = "2, n//2 and n-3" if config.taps is None else ", ".join(map(str, config.taps))
-    dtype = str(head.fc.weight.dtype).removeprefix("torch.")
     facts = (
         ("made for", made_for),
         ("target layers read", f"{layers} (completed layers; 0 is the embedding)"),
         ("draft vocabulary", f"{config.draft_vocab_size} tokens"),
-        ("precision", dtype),
+        ("precision", precision),
         ("written by", f"fledge {__version__}"),
     )
     lines = [f"# EAGLE-3 draft head for {_ENGINES[to]}", "", "| | |", "|---|---|"]

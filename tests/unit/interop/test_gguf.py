@@ -15,6 +15,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fledge.contracts.dialects import HeadPrecision
 from fledge.contracts.errors import ConfigError, MismatchError
 from fledge.interop.export import export_head
 from fledge.models.gguf_vocabulary import read_vocabulary
@@ -225,3 +226,29 @@ def test_a_vocabulary_of_another_size_than_the_targets(tmp_path: Path) -> None:
     assert vocabulary.tokens[-1] == f"[PAD{VOCAB + 1}]"
     assert vocabulary.types[-1] == 5
     assert vocabulary.special_ids == {"bos": 1, "eos": 2, "padding": 0}
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("q8_0", "Q8_0"), ("q4_0", "Q4_0")])
+def test_a_head_rounded_to_blocks(
+    tmp_path: Path, target: Path, precision: HeadPrecision, kind: str
+) -> None:
+    """Read back it is the rounded head, to the bit; norms stay as they were."""
+    head, out = saved(tmp_path / "head", torch.bfloat16), tmp_path / "out"
+    report = export_head(head, out, "gguf", target=str(target), precision=precision, verify=True)
+    assert len(report.checks) == 3
+    reader = GGUFReader(out / "head.gguf")
+    kinds = {one.name: one.tensor_type.name for one in reader.tensors}
+    matrices = ("fc", "output", "blk.0.attn_q", "blk.0.attn_output", "blk.0.ffn_gate")
+    assert {kinds[f"{name}.weight"] for name in matrices} == {kind}
+    assert kinds["blk.0.ffn_down.weight"] == "F32", "48 values are no whole blocks"
+    assert {kinds[name] for name in kinds if "norm" in name} == {"F32"}
+    assert f"| precision | {precision} |" in (out / "README.md").read_text()
+    plain = export_head(head, tmp_path / "plain", "gguf", target=str(target))
+    assert (out / "head.gguf").stat().st_size < (plain.directory / "head.gguf").stat().st_size
+
+
+def test_rounding_is_for_gguf(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--precision q8_0 is for GGUF heads"):
+        export_head(saved(tmp_path / "head"), tmp_path / "out", "vllm", precision="q8_0")
+    with pytest.raises(ConfigError, match="must be one of q8_0, q4_0"):
+        export_head(saved(tmp_path / "x"), tmp_path / "out", "gguf", precision="q2_k")  # type: ignore[arg-type]

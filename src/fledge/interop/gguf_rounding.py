@@ -1,0 +1,48 @@
+"""A head's matrices rounded to one of llama.cpp's block formats.
+
+Drafting reads the whole head once for each drafted token, so on a CPU its bytes are its time. What
+is rounded are the drafts; the target checks them as before.
+"""
+
+import copy
+
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from torch import Tensor
+
+from fledge.contracts.dialects import HeadPrecision
+from fledge.contracts.errors import ConfigError
+from fledge.models.head import Eagle3Head
+
+_TYPES: dict[HeadPrecision, GGMLQuantizationType] = {
+    "q8_0": GGMLQuantizationType.Q8_0,
+    "q4_0": GGMLQuantizationType.Q4_0,
+}
+_BLOCK = 32
+
+
+def block_type(tensor: Tensor, precision: HeadPrecision | None) -> GGMLQuantizationType | None:
+    """The format a tensor is rounded to; None where it keeps its own."""
+    is_rounded = precision is not None and tensor.ndim == 2 and tensor.shape[1] % _BLOCK == 0
+    return _TYPES[precision] if precision is not None and is_rounded else None
+
+
+def rounded_head(head: Eagle3Head, precision: HeadPrecision) -> Eagle3Head:
+    """The head that llama.cpp computes with: rounded values, in float32, which holds them all."""
+    if precision not in _TYPES:
+        raise ConfigError(f"the precision is {precision!r}; it must be one of {', '.join(_TYPES)}.")
+    copied = copy.deepcopy(head).float()
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.copy_(_rounded(parameter, precision))
+    if copied.own_embedding is not None:
+        copied.own_embedding = _rounded(copied.own_embedding, precision)
+    return copied
+
+
+def _rounded(tensor: Tensor, precision: HeadPrecision) -> Tensor:
+    kind = block_type(tensor, precision)
+    if kind is None:
+        return tensor
+    return torch.from_numpy(dequantize(quantize(tensor.detach().numpy(), kind), kind))
