@@ -1,22 +1,13 @@
 // Passes of a decoder over a few rows, from embeddings to logits, in one call.
 //
-// Threads share every product by its outputs and attention by rows and heads; they meet at a
-// barrier wherever one needs what another has made.
+// Threads share every product by its outputs and attention by rows and heads.
 
 #include "layers.h"
 #include "packing.h"
+#include "team.h"
 
-#include <atomic>
-#include <cstdlib>
 #include <new>
 #include <vector>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#define BARRIER _Pragma("omp barrier")
-#else
-#define BARRIER
-#endif
 
 extern "C" {
 
@@ -182,12 +173,16 @@ Work begin_work(const Decoder& decoder, const Rows& rows, const View* views, int
     return work;
 }
 
-void find_all_slots(const Work& work, int thread, int num_threads) {
-    int64_t count = work.rows->num_rows;
-    Share share = share_of(work.num_views * count, thread, num_threads);
-    for (int64_t i = share.begin; i < share.end; i++)
-        work.counts[i] = find_slots(*work.rows, work.views[i / count], work.row[i % count],
-                                    work.slots + i * work.longest);
+// Rows from which on what lies between two products is shared out too.
+constexpr int64_t MANY_ROWS = 16;
+
+// What follows a product row by row: by whoever ends it where rows are few, else by all.
+template <typename Part, typename Each>
+void work_then_rows(Member& me, int64_t num_parts, Part part, int64_t num_rows, Each each) {
+    if (num_rows <= MANY_ROWS) return me.work(num_parts, part, [&] { each(Share{0, num_rows}); });
+    me.work(num_parts, part);
+    int64_t shares = me.parts_of(num_rows);
+    me.work(shares, [&](int64_t i) { each(share_of(num_rows, i, shares)); });
 }
 
 // The stream with `fresh` added to it, and that normed; either may be missing.
@@ -206,6 +201,16 @@ void add_and_norm(const float* fresh, const Norm& after, float* stream, const No
         if (before.weight != nullptr) norm_row(to, before, before.weight, size, normed + t * size);
         else memcpy(normed + t * size, to, size_t(size) * sizeof(float));
     }
+}
+
+void find_slots_of(const Work& work, Share rows) {
+    int64_t count = work.rows->num_rows;
+    for (int64_t view = 0; view < work.num_views; view++)
+        for (int64_t t = rows.begin; t < rows.end; t++) {
+            int64_t i = view * count + t;
+            work.counts[i] = find_slots(*work.rows, work.views[view], work.row[t],
+                                        work.slots + i * work.longest);
+        }
 }
 
 // Norms and turns queries and keys of some rows, and stores keys and values.
@@ -238,12 +243,11 @@ void turn_and_store(const Layer& layer, const Work& work, Share rows) {
     }
 }
 
-void attend_rows(const Layer& layer, const Work& work, int thread, int num_threads) {
+void attend_items(const Layer& layer, const Work& work, Share items, int thread) {
     const Heads& heads = layer.heads;
     int64_t count = work.rows->num_rows;
-    Share share = share_of(count * heads.num_heads, thread, num_threads);
     float* scores = work.scores + thread * work.longest;
-    for (int64_t i = share.begin; i < share.end; i++) {
+    for (int64_t i = items.begin; i < items.end; i++) {
         int64_t t = i / heads.num_heads, h = i % heads.num_heads, place = layer.view * count + t;
         attend(heads, work.product + t * layer.qkv.num_rows + h * heads.size, h, layer.keys,
                layer.values, work.slots + place * work.longest, work.counts[place], scores,
@@ -251,87 +255,113 @@ void attend_rows(const Layer& layer, const Work& work, int thread, int num_threa
     }
 }
 
-// Gates and ups, and what comes of them, for the same share of both.
-void gates(const Layer& layer, const float* normed, int64_t hidden, int64_t num_rows, float* both,
-           int thread, int num_threads, Near& near) {
-    const Matrix& matrix = layer.gate_up;
-    int64_t width = matrix.num_rows, half = width / 2;
-    multiply(matrix, normed, hidden, num_rows, both, width, thread, num_threads, near);
-    Share blocks = share_of((half + BLOCK - 1) / BLOCK, thread, num_threads);
-    int64_t end = blocks.end * BLOCK < half ? blocks.end * BLOCK : half;
-    for (int64_t t = 0; t < num_rows; t++)
-        gate_row(both + t * width, both + t * width + half, blocks.begin * BLOCK, end,
-                 layer.activation);
-}
-
-// From the normed input of attention to what it returns.
-void attention(const Layer& layer, const Work& work, const float* input, int64_t input_size,
-               int thread, int num_threads, Near& near) {
-    int64_t count = work.rows->num_rows;
-    multiply(layer.qkv, input, input_size, count, work.product, layer.qkv.num_rows, thread,
-             num_threads, near);
-    BARRIER
-    turn_and_store(layer, work, share_of(count, thread, num_threads));
-    BARRIER
-    attend_rows(layer, work, thread, num_threads);
-    BARRIER
-}
-
-void mlp(const Layer& layer, const Work& work, int64_t num_rows, int thread, int num_threads,
-         Near& near) {
-    gates(layer, work.normed, work.hidden, num_rows, work.hidden_rows, thread, num_threads, near);
-    BARRIER
-    multiply(layer.down, work.hidden_rows, layer.gate_up.num_rows, num_rows, work.fresh,
-             work.hidden, thread, num_threads, near);
-    BARRIER
-}
-
-void run_layers(const Decoder& decoder, const Pass& pass, const Work& work, int thread,
-                int num_threads) {
+// From the normed input of attention to what its heads return.
+void attention(Member& me, const Layer& layer, const Work& work, const float* input,
+               int64_t input_size) {
     Near& near = near_of_thread();
+    int64_t count = work.rows->num_rows, parts = me.parts_of(layer.qkv.num_rows / UNIT);
+    work_then_rows(
+        me, parts,
+        [&](int64_t part) {
+            multiply(layer.qkv, input, input_size, count, work.product, layer.qkv.num_rows, part,
+                     parts, near);
+        },
+        count, [&](Share rows) { turn_and_store(layer, work, rows); });
+    int64_t items = count * layer.heads.num_heads, shares = me.parts_of(items);
+    me.work(shares, [&](int64_t i) {
+        attend_items(layer, work, share_of(items, i, shares), me.thread);
+    });
+}
+
+// What attention returned, times its matrix; then `each` row goes on.
+template <typename Each>
+void project(Member& me, const Layer& layer, const Work& work, const float* attended,
+             int64_t num_rows, Each each) {
+    Near& near = near_of_thread();
+    int64_t parts = me.parts_of(work.hidden / UNIT), width = layer.heads.num_heads * layer.heads.size;
+    work_then_rows(
+        me, parts,
+        [&](int64_t part) {
+            multiply(layer.out, attended, width, num_rows, work.fresh, work.hidden, part, parts,
+                     near);
+        },
+        num_rows, each);
+}
+
+// Gates and ups, and what comes of them, for the same share of both; then `each` row goes on.
+template <typename Each>
+void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Each each) {
+    Near& near = near_of_thread();
+    const Matrix& both = layer.gate_up;
+    int64_t width = both.num_rows, half = width / 2, blocks = blocks_of(both.pieces[0]);
+    int64_t parts = me.parts_of(blocks);
+    me.work(parts, [&](int64_t part) {
+        Share share = share_of(blocks, part, parts);
+        for (int p = 0; p < 2; p++)
+            multiply_piece(both, both.pieces[p], p * half, work.normed, work.hidden, num_rows,
+                           work.hidden_rows, width, share, near);
+        int64_t end = share.end * BLOCK < half ? share.end * BLOCK : half;
+        for (int64_t t = 0; t < num_rows; t++) {
+            float* row = work.hidden_rows + t * width;
+            gate_row(row, row + half, share.begin * BLOCK, end, layer.activation);
+        }
+    });
+    int64_t shares = me.parts_of(work.hidden / UNIT);
+    work_then_rows(
+        me, shares,
+        [&](int64_t part) {
+            multiply(layer.down, work.hidden_rows, width, num_rows, work.fresh, work.hidden, part,
+                     shares, near);
+        },
+        num_rows, each);
+}
+
+void run_layers(Member& me, const Decoder& decoder, const Pass& pass, const Work& work) {
     int64_t count = pass.rows.num_rows, hidden = decoder.hidden_size;
-    Share rows = share_of(count, thread, num_threads);
-    find_all_slots(work, thread, num_threads);
-    add_and_norm(nullptr, {}, pass.stream, decoder.layers[0].before_attention, work.normed, hidden,
-                 rows);
-    BARRIER
+    int64_t shares = me.parts_of(count);
+    me.work(shares, [&](int64_t i) {
+        Share rows = share_of(count, i, shares);
+        find_slots_of(work, rows);
+        add_and_norm(nullptr, {}, pass.stream, decoder.layers[0].before_attention, work.normed,
+                     hidden, rows);
+    });
     for (int64_t i = 0; i < decoder.num_layers; i++) {
         const Layer& layer = decoder.layers[i];
-        attention(layer, work, work.normed, hidden, thread, num_threads, near);
-        multiply(layer.out, work.attended, layer.heads.num_heads * layer.heads.size, count,
-                 work.fresh, hidden, thread, num_threads, near);
-        BARRIER
-        add_and_norm(work.fresh, layer.after_attention, pass.stream, layer.before_mlp, work.normed,
-                     hidden, rows);
-        BARRIER
-        mlp(layer, work, count, thread, num_threads, near);
+        attention(me, layer, work, work.normed, hidden);
+        project(me, layer, work, work.attended, count, [&](Share rows) {
+            add_and_norm(work.fresh, layer.after_attention, pass.stream, layer.before_mlp,
+                         work.normed, hidden, rows);
+        });
         bool is_last = i + 1 == decoder.num_layers;
-        const Norm& next =
-            is_last ? decoder.final_norm : decoder.layers[i + 1].before_attention;
-        add_and_norm(work.fresh, layer.after_mlp, pass.stream, next,
-                     is_last ? pass.final : work.normed, hidden, rows);
-        if (layer.tap >= 0)
+        const Norm& next = is_last ? decoder.final_norm : decoder.layers[i + 1].before_attention;
+        mlp(me, layer, work, count, [&](Share rows) {
+            add_and_norm(work.fresh, layer.after_mlp, pass.stream, next,
+                         is_last ? pass.final : work.normed, hidden, rows);
+            if (layer.tap < 0) return;
             for (int64_t t = rows.begin; t < rows.end; t++)
                 memcpy(pass.features + t * pass.features_stride + layer.tap,
                        pass.stream + t * hidden, size_t(hidden) * sizeof(float));
-        BARRIER
+        });
     }
 }
 
-void make_logits(const Decoder& decoder, const float* final, const int64_t* wanted, int64_t count,
-                 float* logits, const Work& work, int thread, int num_threads) {
-    int64_t hidden = decoder.hidden_size;
-    const float* from = final;
-    if (wanted != nullptr) {
-        Share rows = share_of(count, thread, num_threads);
-        for (int64_t r = rows.begin; r < rows.end; r++)
-            memcpy(work.normed + r * hidden, final + wanted[r] * hidden,
-                   size_t(hidden) * sizeof(float));
+void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Work& work) {
+    int64_t hidden = decoder.hidden_size, count = pass.num_logit_rows;
+    const float* from = pass.final;
+    if (pass.logit_rows != nullptr) {
+        me.work(1, [&](int64_t) {
+            for (int64_t r = 0; r < count; r++)
+                memcpy(work.normed + r * hidden, pass.final + pass.logit_rows[r] * hidden,
+                       size_t(hidden) * sizeof(float));
+        });
         from = work.normed;
-        BARRIER
     }
-    multiply(decoder.to_logits, from, hidden, count, logits, decoder.to_logits.num_rows, thread,
-             num_threads, near_of_thread());
+    const Matrix& matrix = decoder.to_logits;
+    int64_t parts = me.parts_of(matrix.num_rows / UNIT);
+    me.work(parts, [&](int64_t part) {
+        multiply(matrix, from, hidden, count, pass.logits, matrix.num_rows, part, parts,
+                 near_of_thread());
+    });
 }
 
 // Embedding and hidden state of some rows, each normed, side by side.
@@ -346,18 +376,10 @@ void join_inputs(const Step& step, const Work& work, Share rows) {
     }
 }
 
-void run_step(const Decoder& decoder, const Step& step, const Work& work, int thread,
-              int num_threads) {
-    Near& near = near_of_thread();
-    const Layer& layer = decoder.layers[0];
-    int64_t hidden = decoder.hidden_size, width = layer.heads.num_heads * layer.heads.size;
-    find_all_slots(work, thread, num_threads);
-    join_inputs(step, work, share_of(work.rows->num_rows, thread, num_threads));
-    BARRIER
-    attention(layer, work, work.input, 2 * hidden, thread, num_threads, near);
-    int64_t count = step.num_outputs;
-    Share rows = share_of(count, thread, num_threads);
-    for (int64_t r = rows.begin; r < rows.end; r++) {
+// What the rows asked for go on with: what they are added to, and what attention gave them.
+void pick_outputs(const Step& step, const Work& work, int64_t width) {
+    int64_t hidden = work.hidden;
+    for (int64_t r = 0; r < step.num_outputs; r++) {
         int64_t t = step.output_rows == nullptr ? r : step.output_rows[r];
         const float* residual = step.keeps_normed ? work.input + (2 * t + 1) * hidden
                                                   : step.hidden + step.hidden_rows[t] * hidden;
@@ -365,25 +387,29 @@ void run_step(const Decoder& decoder, const Step& step, const Work& work, int th
         // The product is not needed any more, and queries are a part of it.
         memcpy(work.product + r * width, work.attended + t * width, size_t(width) * sizeof(float));
     }
-    BARRIER
-    multiply(layer.out, work.product, width, count, work.fresh, hidden, thread, num_threads, near);
-    BARRIER
-    add_and_norm(work.fresh, {}, step.stream, layer.before_mlp, work.normed, hidden, rows);
-    BARRIER
-    mlp(layer, work, count, thread, num_threads, near);
-    add_and_norm(work.fresh, {}, step.stream, decoder.final_norm, step.normed, hidden, rows);
 }
 
-// Runs what every thread does, on as many threads as there really are.
-template <typename Body> void on_threads(int64_t wanted, Body body) {
-#if defined(_OPENMP)
-#pragma omp parallel num_threads(int(wanted))
-    body(omp_get_thread_num(), omp_get_num_threads());
-#else
-    (void)wanted;
-    body(0, 1);
-#endif
+void run_step(Member& me, const Decoder& decoder, const Step& step, const Work& work) {
+    const Layer& layer = decoder.layers[0];
+    int64_t hidden = decoder.hidden_size, width = layer.heads.num_heads * layer.heads.size;
+    int64_t count = work.rows->num_rows, shares = me.parts_of(count);
+    me.work(shares, [&](int64_t i) {
+        Share rows = share_of(count, i, shares);
+        find_slots_of(work, rows);
+        join_inputs(step, work, rows);
+    });
+    attention(me, layer, work, work.input, 2 * hidden);
+    me.work(1, [&](int64_t) { pick_outputs(step, work, width); });
+    project(me, layer, work, work.product, step.num_outputs, [&](Share rows) {
+        add_and_norm(work.fresh, {}, step.stream, layer.before_mlp, work.normed, hidden, rows);
+    });
+    mlp(me, layer, work, step.num_outputs, [&](Share rows) {
+        add_and_norm(work.fresh, {}, step.stream, decoder.final_norm, step.normed, hidden, rows);
+    });
 }
+
+constexpr int64_t PHASES_OF_LAYER = 8;
+constexpr int64_t OTHER_PHASES = 8;
 
 template <typename Body> int64_t guarded(Body body) {
     try {
@@ -399,20 +425,24 @@ template <typename Body> int64_t guarded(Body body) {
 int64_t fledge_pack(const float* rows, int64_t num_rows, int64_t num_columns, int64_t format,
                     int64_t may_round, uint8_t* codes, uint8_t* steps, int64_t num_threads) {
     std::atomic<int64_t> is_packed(1);
-    on_threads(num_threads, [&](int thread, int count) {
-        Share blocks = share_of((num_rows + BLOCK - 1) / BLOCK, thread, count);
-        for (int64_t block = blocks.begin; block < blocks.end && is_packed; block++)
-            if (!pack_block(rows, num_rows, num_columns, int(format), may_round != 0, block, codes,
-                            steps))
+    int64_t num_blocks = (num_rows + BLOCK - 1) / BLOCK;
+    on_threads(num_threads, 1, [&](Member& me) {
+        me.work(num_blocks, [&](int64_t block) {
+            if (is_packed && !pack_block(rows, num_rows, num_columns, int(format), may_round != 0,
+                                         block, codes, steps))
                 is_packed = 0;
+        });
     });
     return is_packed;
 }
 
 int64_t fledge_multiply(const Matrix* matrix, const float* x, int64_t x_stride, int64_t num_rows,
                         float* y, int64_t y_stride, int64_t num_threads) {
-    on_threads(num_threads, [&](int thread, int count) {
-        multiply(*matrix, x, x_stride, num_rows, y, y_stride, thread, count, near_of_thread());
+    on_threads(num_threads, 1, [&](Member& me) {
+        int64_t parts = me.parts_of(matrix->num_rows / UNIT);
+        me.work(parts, [&](int64_t part) {
+            multiply(*matrix, x, x_stride, num_rows, y, y_stride, part, parts, near_of_thread());
+        });
     });
     return 0;
 }
@@ -421,20 +451,18 @@ int64_t fledge_pass(const Decoder* decoder, const Pass* pass, int64_t num_thread
     return guarded([&] {
         Work work = begin_work(*decoder, pass->rows, pass->views, pass->num_views,
                                int(num_threads));
-        on_threads(num_threads, [&](int thread, int count) {
-            run_layers(*decoder, *pass, work, thread, count);
-            if (pass->logits != nullptr)
-                make_logits(*decoder, pass->final, pass->logit_rows, pass->num_logit_rows,
-                            pass->logits, work, thread, count);
-        });
+        on_threads(num_threads, decoder->num_layers * PHASES_OF_LAYER + OTHER_PHASES,
+                   [&](Member& me) {
+                       run_layers(me, *decoder, *pass, work);
+                       make_logits(me, *decoder, *pass, work);
+                   });
     });
 }
 
 int64_t fledge_step(const Decoder* decoder, const Step* step, int64_t num_threads) {
     return guarded([&] {
         Work work = begin_work(*decoder, step->rows, &step->view, 1, int(num_threads));
-        on_threads(num_threads, [&](int thread, int count) {
-            run_step(*decoder, *step, work, thread, count);
-        });
+        on_threads(num_threads, PHASES_OF_LAYER + OTHER_PHASES,
+                   [&](Member& me) { run_step(me, *decoder, *step, work); });
     });
 }

@@ -381,8 +381,8 @@ struct Share {
     int64_t begin, end;
 };
 
-INLINE Share share_of(int64_t count, int thread, int num_threads) {
-    return {count * thread / num_threads, count * (thread + 1) / num_threads};
+INLINE Share share_of(int64_t count, int64_t part, int64_t num_parts) {
+    return {count * part / num_parts, count * (part + 1) / num_parts};
 }
 
 template <int FORMAT>
@@ -395,7 +395,7 @@ static void packed_blocks(const Piece& piece, int64_t first, int64_t num_columns
                         x_stride, num_rows, near, blocks);
 }
 
-// One thread's share of the outputs of a piece, for at most MOST_ROWS rows of x.
+// Some blocks of the outputs of a piece, for at most MOST_ROWS rows of x.
 static void piece_rows(const Piece& piece, int64_t num_columns, const float* x, int64_t x_stride,
                        int num_rows, float* y, int64_t y_stride, Share share, Near& near) {
     for (int64_t first = share.begin; first < share.end; first += NEAR_BLOCKS) {
@@ -420,24 +420,32 @@ static void piece_rows(const Piece& piece, int64_t num_columns, const float* x, 
     }
 }
 
-// One thread's share of x W^T + b; nobody writes what another thread does.
+INLINE int64_t blocks_of(const Piece& piece) { return (piece.num_rows + BLOCK - 1) / BLOCK; }
+
+// Some blocks of one piece of x W^T + b, whose outputs begin at `column`.
+static void multiply_piece(const Matrix& matrix, const Piece& piece, int64_t column, const float* x,
+                           int64_t x_stride, int64_t num_rows, float* y, int64_t y_stride,
+                           Share blocks, Near& near) {
+    for (int64_t t = 0; t < num_rows; t += MOST_ROWS) {
+        int rows = int(num_rows - t < MOST_ROWS ? num_rows - t : MOST_ROWS);
+        piece_rows(piece, matrix.num_columns, x + t * x_stride, x_stride, rows,
+                   y + t * y_stride + column, y_stride, blocks, near);
+    }
+    if (matrix.bias == nullptr) return;
+    int64_t end = blocks.end * BLOCK < piece.num_rows ? blocks.end * BLOCK : piece.num_rows;
+    for (int64_t t = 0; t < num_rows; t++)
+        for (int64_t n = blocks.begin * BLOCK; n < end; n++)
+            y[t * y_stride + column + n] += matrix.bias[column + n];
+}
+
+// One part of so many of x W^T + b: a share of every piece.
 static void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
-                     float* y, int64_t y_stride, int thread, int num_threads, Near& near) {
+                     float* y, int64_t y_stride, int64_t part, int64_t num_parts, Near& near) {
     int64_t column = 0;
     for (int p = 0; p < matrix.num_pieces; p++) {
         const Piece& piece = matrix.pieces[p];
-        Share blocks = share_of((piece.num_rows + BLOCK - 1) / BLOCK, thread, num_threads);
-        for (int64_t t = 0; t < num_rows; t += MOST_ROWS) {
-            int rows = int(num_rows - t < MOST_ROWS ? num_rows - t : MOST_ROWS);
-            piece_rows(piece, matrix.num_columns, x + t * x_stride, x_stride, rows,
-                       y + t * y_stride + column, y_stride, blocks, near);
-        }
-        if (matrix.bias != nullptr) {
-            int64_t end = blocks.end * BLOCK < piece.num_rows ? blocks.end * BLOCK : piece.num_rows;
-            for (int64_t t = 0; t < num_rows; t++)
-                for (int64_t n = blocks.begin * BLOCK; n < end; n++)
-                    y[t * y_stride + column + n] += matrix.bias[column + n];
-        }
+        multiply_piece(matrix, piece, column, x, x_stride, num_rows, y, y_stride,
+                       share_of(blocks_of(piece), part, num_parts), near);
         column += piece.num_rows;
     }
 }
