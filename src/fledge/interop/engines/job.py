@@ -5,7 +5,7 @@ and chat templates cannot make a difference:
 
     {"runs": [{"target", "head", "depth", "prompts", "sampling", ...}]}
     {"version", "runs": [{"answers": [{"token_ids", "finish_reason"}], "num_drafts",
-                          "accepted_at_position", "counting", "cycles", "seconds"}]}
+                          "accepted_at_position", "counting", "cycles", "seconds", ...}]}
 """
 
 import json
@@ -62,7 +62,8 @@ class EngineRun:
     """Of a GPU, for engines that take their memory beforehand."""
 
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to vLLM's or SGLang's engine as they are."""
+    """Handed to vLLM's or SGLang's engine as they are; llama.cpp takes `p_min`, the probability
+    below which it drafts no further."""
 
     def as_json(self) -> dict[str, Any]:
         params = self.params
@@ -110,6 +111,8 @@ class EngineAnswers:
     """Passes of the target that checked drafts, of all answers."""
 
     seconds: float
+    decoding_seconds: float | None = None
+    """Without the prompts, where the engine says so."""
 
     @property
     def num_tokens(self) -> int:
@@ -185,4 +188,5 @@ def _answers(found: dict[str, Any]) -> EngineAnswers:
         ),
         cycles=found["cycles"],
         seconds=found["seconds"],
+        decoding_seconds=found.get("decoding_seconds"),
     )

@@ -32,12 +32,13 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
 
     key = secrets.token_hex(16)
     server = xllamacpp.Server(_parameters(xllamacpp, run, key))
-    answers, num_cycles, counted, seconds = [], 0, [], 0.0
+    answers, num_cycles, counted, seconds, decoding_ms = [], 0, [], 0.0, 0.0
     for prompt in run["prompts"]:
         start = time.perf_counter()
         events = list(_stream(server.listening_address, key, _request(run, prompt)))
         seconds += time.perf_counter() - start
         last = events[-1]
+        decoding_ms += last["timings"]["predicted_ms"]
         tokens = [token for event in events for token in event.get("tokens", ())]
         if len(tokens) != last["tokens_predicted"]:
             # Tokens that end inside a character are streamed with the next one, nameless.
@@ -57,6 +58,7 @@ def _run(run: dict[str, Any]) -> dict[str, Any]:
         "counting": "all_but_last",
         "cycles": num_cycles,
         "seconds": seconds,
+        "decoding_seconds": decoding_ms / 1000,
     }
 
 
@@ -74,7 +76,8 @@ def _parameters(xllamacpp: Any, run: dict[str, Any], key: str) -> Any:
         kind = xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3
         parameters.speculative.types = [kind]
         draft.mparams.path = run["head"]
-        draft.n_max, draft.n_min, draft.p_min = run["depth"], 0, 0.0
+        draft.n_max, draft.n_min = run["depth"], 0
+        draft.p_min = run["engine_options"].get("p_min", 0.0)
     if run["dtype"] == "float32":
         exact = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.cache_type_k = parameters.cache_type_v = exact
