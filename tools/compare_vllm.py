@@ -69,6 +69,7 @@ def parse() -> argparse.Namespace:
     run.add_argument("--answer-len", type=int, default=ANSWER_LEN)
     run.add_argument("--rounds", type=int, default=1)
     run.add_argument("--memory-share", type=float, default=0.6)
+    run.add_argument("--cpu", action="store_true", help="try it out: nothing captured or forced")
     run.add_argument("--budget-s", type=float, default=480.0, help="no new cell after it")
     run.add_argument("--commit", help="where the tree is not a checkout")
     run.add_argument("--out", type=Path, required=True)
@@ -163,7 +164,7 @@ def engine_options(
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": [options.rate ** (i + 1) for i in range(chain)],
         }
-    if not Path("/dev/nvidiactl").exists():  # tried out on a CPU
+    if options.cpu:
         del found["gpu_memory_utilization"], found["compilation_config"]
         found |= {"enforce_eager": True, "max_num_seqs": 8}
         for name in ("rejection_sample_method", "synthetic_acceptance_rates"):
