@@ -102,7 +102,10 @@ def directory_of(target: Path) -> Path:
     command = [sys.executable, "-c", code + "print(r(sys.argv[1]).directory)", str(target)]
     paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source]))
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        sys.exit(f"{target} is no directory, and fledge cannot find it here: {reason}")
     return Path(done.stdout.strip().splitlines()[-1])
 
 
