@@ -1,0 +1,102 @@
+"""The default head where the device is known late: the server's engine, bench, other engines."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fledge.cli.bench import _own_arms
+from fledge.cli.drafting import Drafting, choose_drafting
+from fledge.contracts.bench_settings import BenchSettings
+from fledge.contracts.progress import SilentProgress
+from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.models.shipped_heads import tuning_file
+from fledge.server.engine_process import Sender, _load
+from fledge.server.wire import EngineChoice
+from tests.e2e.conftest import RunProgram
+from tests.shipped_pairs import ship, shipped_from, tuning
+
+TUNED = TreeSettings(depth=3, width=2, budget=5)
+
+
+@pytest.fixture(scope="module")
+def heads(
+    tmp_path_factory: pytest.TempPathFactory, target_dir: Path, head_dir: Path
+) -> Iterator[Path]:
+    """The tiny target's head, as if it came with fledge, tuned for the CPU."""
+    root = tmp_path_factory.mktemp("shipped")
+    shipped = ship(head_dir, target_dir, root)
+    document = tuning("", shipped.manifest.plan.identity["weights"])
+    (shipped.directory / tuning_file("cpu")).write_text(json.dumps(document))
+    with shipped_from(root):
+        yield root
+
+
+def drafting(target: Path, head: str = "default", tree: TreeSettings | None = None) -> Drafting:
+    return choose_drafting(
+        head, target=str(target), tree=tree or TreeSettings(), controller="adaptive"
+    )
+
+
+def test_the_engine_of_a_server_is_tuned(heads: Path, target_dir: Path) -> None:
+    chosen = drafting(target_dir)
+    assert chosen.head == heads / target_dir.name
+    assert set(chosen.tuned_by_kind) == {"cpu"}
+    choice = EngineChoice(
+        target=str(target_dir),
+        head=chosen.head,
+        dtype="auto",
+        device="cpu",
+        settings=EngineSettings(max_requests=4, cache_tokens=2048),
+        tuned=chosen.tuned_by_kind,
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine = _load(choice, Sender(ours))
+    assert engine.settings.tree == TUNED
+    assert engine.settings.controller == "adaptive", "tuned for one request, and four may come"
+
+
+def test_bench_compares_with_the_default_head(heads: Path, target_dir: Path) -> None:
+    def arms(chosen: Drafting) -> dict[str, object]:
+        made, _ = _own_arms(
+            chosen,
+            BenchSettings(concurrency=(1, 2)),
+            {"target": str(target_dir), "dtype": "auto", "device": "cpu"},
+            is_offline=True,
+            progress=SilentProgress(),
+        )
+        return {arm.name: arm.identity for arm in made}
+
+    with_head = arms(drafting(target_dir))
+    assert list(with_head) == ["plain", "head"]
+    engine = with_head["head"]
+    assert isinstance(engine, dict)
+    assert engine["engine"]["tree"] == {"depth": 3, "width": 2, "budget": 5}
+    assert list(arms(drafting(target_dir, "none"))) == ["plain"]
+
+
+def test_what_is_typed_counts_more_than_the_tuning(heads: Path, target_dir: Path) -> None:
+    chosen = drafting(target_dir, tree=TreeSettings(depth=2))
+    assert chosen.head is not None
+    assert chosen.shipped is None
+    tuned = chosen.tuned_on("cpu")
+    assert tuned is not None
+    assert tuned.tree.depth == 2
+    assert drafting(target_dir).tuned_on("cuda") is None
+    typed = drafting(target_dir, str(heads / target_dir.name))
+    assert typed.head == heads / target_dir.name
+    assert typed.tuned_on("cpu") is None, "a directory is taken as it is"
+
+
+def test_a_server_of_others_gets_the_head_too(
+    run: RunProgram, heads: Path, target_dir: Path
+) -> None:
+    asked = ("serve", "--target", target_dir, "--engine", "vllm", "--print-command")
+    # Four layers are too few for three different taps, which is for whoever exports to refuse.
+    assert "the head reads the target after [2, 2, 1] completed layers" in run(*asked).error
+    plain = run(*asked, "--head", "none")
+    assert plain.exit_code == 0
+    assert "speculative" not in plain.stdout
