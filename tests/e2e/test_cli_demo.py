@@ -13,7 +13,8 @@ from fledge.cli import demo_contest
 from fledge.cli.demo_page import WIDTH, page_text
 from fledge.cli.demo_prompts import PROMPTS
 from fledge.cli.main import main
-from fledge.models.shipped_heads import tuning_file
+from fledge.contracts.recipe import DEFAULT_TARGET
+from fledge.models.shipped_heads import find_shipped_head, tuning_file
 from fledge.testing import save_tiny_target
 from tests.e2e.conftest import RunProgram
 from tests.shipped_pairs import ship, shipped_from, tuning
@@ -255,3 +256,14 @@ def test_doctor_names_the_shipped_head(run: RunProgram, heads: Path, target_dir:
         assert damaged.exit_code == 0
     finally:
         manifest.write_bytes(kept)
+
+
+@pytest.mark.slow
+def test_the_real_demo(run: RunProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default target with the head that comes with it, fetched where it is not in the cache."""
+    if find_shipped_head(DEFAULT_TARGET) is None:
+        pytest.skip(f"no head for {DEFAULT_TARGET} comes with this fledge")
+    monkeypatch.delenv("FLEDGE_CACHE")
+    document = json.loads(run("demo", "--device", "cpu", "--json").stdout)
+    assert document["outputs_identical"]
+    assert document["accept_length"] > 1
