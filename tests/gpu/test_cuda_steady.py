@@ -1,5 +1,6 @@
 """Captured cycles on CUDA say what one ordinary cycle after the other says."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,54 @@ def test_a_graph_may_be_forgotten_while_the_device_runs_it(
     assert len(graphs) == 1
     assert torch.equal(outcome, value)
     assert other.item() == 2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid", "qwen3-moe"])
+@pytest.mark.parametrize("has_head", [True, False], ids=["head", "plain"])
+def test_requests_come_and_go(architecture: str, has_head: bool) -> None:
+    """Prompts are read in captured passes beside captured cycles, and nothing is awaited."""
+    from fledge.testing import target_of, tiny_model
+
+    target = target_of(tiny_model(architecture).to(CUDA))
+    head = tiny_head(target, draft_vocab_size=97) if has_head else None
+    engine = Engine(target, head, settings_of("chain", max_requests=6, max_pass_tokens=64))
+    chance = random.Random(3)
+    asked = [
+        [chance.randrange(3, 97) for _ in range(chance.choice([2, 9, 40, 100]))] for _ in range(40)
+    ]
+    params = [
+        SamplingParams(
+            max_tokens=chance.choice([1, 5, 14, 30]), ignore_eos=True, seed=i, **MIXES[i % 2]
+        )
+        for i in range(len(asked))
+    ]
+    running = []
+    for prompt, wanted in zip(asked, params, strict=True):
+        running.append(engine.add(engine.make_request(prompt, wanted)))
+        for _ in range(chance.choice([0, 1, 4])):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    engine.check_integrity()
+    plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
+    assert [seq.output_ids for seq in running] == token_ids(plain)
+    assert engine._cycle.ahead.num_drains <= 3, "where drafting begins, and there alone"
+
+
+@pytest.mark.parametrize("has_head", [True, False], ids=["head", "plain"])
+def test_captures_ahead_of_the_first_request(has_head: bool) -> None:
+    from fledge.testing import target_of, tiny_model
+
+    target = target_of(tiny_model("llama").to(CUDA))
+    head = tiny_head(target, draft_vocab_size=97) if has_head else None
+    settings = settings_of("chain", max_requests=8, max_pass_tokens=256, controller="fixed")
+    engine = Engine(target, head, settings)
+    assert engine.capture_ahead(budget_s=300) > 0
+    graphs = engine._cycle.ahead.steady._graphs
+    num_cold = graphs.num_cold
+    asked, params = prompts(), SamplingParams(max_tokens=40, ignore_eos=True)
+    answers = engine.generate(asked, params)
+    assert graphs.num_cold == num_cold, "something was compiled or captured while requests waited"
+    plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
+    assert token_ids(answers) == token_ids(plain)
+    engine.check_integrity()

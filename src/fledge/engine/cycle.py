@@ -115,6 +115,10 @@ class Cycle:
         nodes = max(0, min(wanted.nodes, most, room))
         return replace(wanted, nodes=nodes) if nodes else PLAIN
 
+    def forget_stats(self) -> None:
+        """What ran so far was for nobody."""
+        self._end.forget_stats()
+
     def forget(self) -> None:
         """Drop what runs ahead: a cycle was cut short, and nobody asks for its outcome."""
         self.choice.is_waiting = False

@@ -64,6 +64,10 @@ class CycleAhead:
         self.num_drains = 0
         """Times that everything in flight was awaited before there was anything new to run."""
 
+    @property
+    def steady(self) -> Steady:
+        return self._steady
+
     def begins(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> bool:
         """Start with what was planned for an ordinary cycle, if any of it can run ahead."""
         can_run = self._steady.can_run

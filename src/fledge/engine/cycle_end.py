@@ -25,6 +25,10 @@ class CycleEnd:
         self._drafter, self._choice = drafter, choice
         self.stats = StatsKeeper()
 
+    def forget_stats(self) -> None:
+        """Count from here on."""
+        self.stats = StatsKeeper()
+
     def settle(self, said: Many[Sequence], reading: Many[Sequence]) -> None:
         """Make what was computed known, let go of what windows left behind and of what ended."""
         for seq in said:

@@ -18,7 +18,7 @@ from fledge.contracts.outputs import Chunk, Completion, EngineStats
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import AcceptRule, EngineSettings
-from fledge.engine.controller import make_controller
+from fledge.engine.controller import AdaptiveController, make_controller
 from fledge.engine.cycle import make_cycle
 from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.grammar import GrammarCompiler
@@ -46,6 +46,9 @@ _RULES: dict[AcceptRule, Callable[..., Walk]] = {
     "gumbel": walk_gumbel,
     "rejection": walk_rejection,
 }
+
+CAPTURING_S = 45.0
+"""How long cycles are captured ahead of the first request."""
 
 
 class Engine:
@@ -144,6 +147,27 @@ class Engine:
             with progress.task("timing passes", unit=""):
                 times = measure_pass_times(loaded, loaded_head, settings, name=target)
         return cls(loaded, loaded_head, settings, times=times)
+
+    def capture_ahead(
+        self, progress: Progress | None = None, *, budget_s: float = CAPTURING_S
+    ) -> int:
+        """Capture the cycles that are likely to come up, so that no request has to wait for that.
+
+        For engines that will answer for long, on CUDA; elsewhere nothing is done. Returns how many
+        graphs there are.
+        """
+        steady = self._cycle.ahead.steady
+        if not steady.can_capture:
+            return 0
+        # A real request first: kernels prove themselves on what it reads.
+        self.generate([[1] * 9], SamplingParams(max_tokens=3, ignore_eos=True))
+        is_measured = isinstance(self._controller, AdaptiveController)
+        num_graphs = steady.capture_ahead(
+            progress or SilentProgress(), budget_s=budget_s, is_measured=is_measured
+        )
+        self._cache.reset()
+        self._cycle.forget_stats()
+        return num_graphs
 
     def generate(
         self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None

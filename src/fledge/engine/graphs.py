@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
-_MOST_GRAPHS = 128
+_MOST_GRAPHS = 256
 """Graphs that are kept; the one not used for longest goes first. One that the device still runs may
 go too: the driver frees it when it is done, and its memory is written by later work alone."""
 
@@ -36,7 +36,7 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_capturing = device.type == "cuda"
+        self.is_capturing = device.type == "cuda"
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Any]] = OrderedDict()
         self._pool: Any = None
@@ -47,6 +47,11 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
+    @property
+    def most(self) -> int:
+        """Graphs that are kept."""
+        return _MOST_GRAPHS
+
     def run(self, kind: Hashable, work: Callable[[], Result]) -> tuple[Result, int | None]:
         """Do the work; runs of one kind must read and write the same tensors.
 
@@ -55,7 +60,7 @@ class Graphs:
         """
         found = self._graphs.get(kind)
         if found is None:
-            if not self._is_capturing:
+            if not self.is_capturing:
                 return work(), None
             self.num_cold += 1
             if kind not in self._seen:
@@ -80,7 +85,7 @@ class Graphs:
         try:
             return self._capture(work)
         except (RuntimeError, NotImplementedError) as error:
-            self._is_capturing = False
+            self.is_capturing = False
             torch.cuda.synchronize(self._device)
             _log.warning(
                 "cycles cannot be captured here (%s: %s); those that were not captured before are "

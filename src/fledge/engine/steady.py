@@ -14,10 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import NamedTuple
 
-from torch import Tensor
-
+from fledge.contracts.progress import Progress
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.device_clock import DeviceClock
@@ -27,25 +25,18 @@ from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.graphs import Graphs
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
-from fledge.engine.steady_batch import SteadyBatch
+from fledge.engine.steady_captures import CapturesAhead
 from fledge.engine.steady_cycle import SteadyCycle
 from fledge.engine.steady_flight import Collected, Member, Started, collect, member_of
 from fledge.engine.steady_places import SteadyPlaces
 from fledge.engine.steady_reading import Chunk, SteadyReader
+from fledge.engine.steady_runs import SteadyRuns
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.staging import receive
-from fledge.ops.tree import TreeBatch
 
 _MOST_IN_FLIGHT = 4
 """Two cycles, and prompts read behind each."""
-
-
-class _Trees(NamedTuple):
-    """Trees of a cycle, and the graph that leaves them in the same place every time."""
-
-    batch: TreeBatch
-    graph: int | None
 
 
 class Steady:
@@ -67,8 +58,8 @@ class Steady:
         is_known = is_known and (drafter.window is None or drafter.window >= self._num_levels)
         wanted = target.device.type == "cuda" if settings.graphs == "auto" else None
         self._is_on = is_known and (wanted if wanted is not None else settings.graphs == "on")
-        self._cycle = SteadyCycle(target, cache, drafter, walk)
         self._graphs = Graphs(target.device)
+        self._runs = SteadyRuns(SteadyCycle(target, cache, drafter, walk), self._graphs)
         self._reader = SteadyReader(
             target,
             cache,
@@ -86,6 +77,25 @@ class Steady:
         self._is_drafting = self._is_subset = False
         self._begun: DeviceClock | None = None
         self._num_caught_up = 0
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether cycles run ahead at all, on a device that captures them."""
+        return self._is_on and self._graphs.is_capturing
+
+    def capture_ahead(self, progress: Progress, *, budget_s: float, is_measured: bool) -> int:
+        """Capture what is likely to come up; returns how many graphs there are then."""
+        captures = CapturesAhead(
+            self._runs,
+            self._reader,
+            self.places,
+            self._graphs,
+            self._settings,
+            device=self._target.device,
+            has_head=isinstance(self._drafter, HeadDrafter),
+            is_measured=is_measured,
+        )
+        return captures.run(progress, budget_s=budget_s)
 
     @property
     def is_running(self) -> bool:
@@ -196,9 +206,9 @@ class Steady:
         assert batch is not None
         clock, num_cold = self._begun or DeviceClock(self._target.device), self._graphs.num_cold
         num_caught_up, self._begun, self._num_caught_up = self._num_caught_up, None, 0
-        trees, gains = self._draft(batch, plan)
+        trees, gains = self._runs.draft(batch, plan)
         clock.tick()
-        self._verify(batch, trees)
+        self._runs.verify(batch, trees, self.places.filters)
         facts_XB = receive(batch.facts_XB)
         host_gains = None if gains is None else receive(gains)
         clock.tick()
@@ -214,26 +224,6 @@ class Steady:
                 num_caught_up=num_caught_up,
             )
         )
-
-    def _draft(self, batch: SteadyBatch, plan: DraftPlan) -> tuple[_Trees | None, Tensor | None]:
-        if plan.is_plain:
-            return None, None
-        kind = ("draft", batch.size, plan.depth, plan.width, plan.nodes, plan.is_measured)
-        (trees, gains), number = self._graphs.run(kind, lambda: self._cycle.draft(batch, plan))
-        return _Trees(trees, number), gains
-
-    def _verify(self, batch: SteadyBatch, trees: _Trees | None) -> None:
-        filters = self.places.filters
-
-        def verify() -> None:
-            batch_trees = None if trees is None else trees.batch
-            self._cycle.verify(batch, batch_trees, filters)
-
-        if trees is not None and trees.graph is None:
-            verify()  # of trees that lie where none will lie again
-            return
-        graph = None if trees is None else trees.graph
-        self._graphs.run(("verify", batch.size, graph, filters), verify)
 
     def read(self, chunks: Many[Chunk]) -> None:
         """Ask the device for a pass over parts of prompts; those read to their end join."""

@@ -19,7 +19,7 @@ from fledge.ops.accept import Walk
 from fledge.ops.sampling import SampledRows, SamplingBatch
 from fledge.ops.staging import send
 
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _ROW, _LEN, _FRESH, _SAID, _DRAFTED, _GREEDY, _SEED, _TOP_K = range(8)
 _TEMPERATURE, _TOP_P, _MIN_P = range(8, 11)
 _NUM_LINES = 11
@@ -29,7 +29,7 @@ _EMPTY_LEN = 2
 
 def batch_size(num_requests: int) -> int:
     """Places that so many requests are given: cycles are captured for few numbers."""
-    return next((size for size in _SIZES if size >= num_requests), num_requests)
+    return next((size for size in SIZES if size >= num_requests), num_requests)
 
 
 class Place(NamedTuple):

@@ -80,7 +80,7 @@ class SteadyReader:
     ) -> None:
         self._target, self._cache, self._drafter, self._walk = target, cache, drafter, walk
         self._graphs, self._num_levels = graphs, num_levels
-        self._sizes, self._max_requests = pass_sizes(max_tokens), max_requests
+        self.sizes, self._max_requests = pass_sizes(max_tokens), max_requests
         self._readings: dict[tuple[int, int], Reading] = {}
 
     def read(self, chunks: Many[Chunk], drafted: Many[bool], *, with_head: bool) -> SteadyBatch:
@@ -90,7 +90,8 @@ class SteadyReader:
         """
         num_tokens = sum(chunk for _, chunk in chunks)
         num_rows, num_prompts = self._size(num_tokens, len(chunks))
-        is_exact = num_rows - num_tokens > self._cache.max_tokens
+        num_nobody = num_prompts + 1 - len(chunks)
+        is_exact = num_rows - num_tokens > num_nobody * self._cache.max_tokens
         if is_exact:  # there are no places for so many that only fill
             num_rows = num_tokens
         reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
@@ -99,17 +100,31 @@ class SteadyReader:
         if is_exact:
             self._run(reading, filters, with_head)
         else:
-            kind = ("read", num_rows, num_prompts, filters, with_head)
-            self._graphs.run(kind, lambda: self._run(reading, filters, with_head))
+            self._run_captured(reading, filters, with_head)
         return reading.batch
+
+    def rehearse(self, num_rows: int, filters: Filters, *, with_head: bool) -> None:
+        """A pass over nobody's prompts, so that one of this size is captured when it comes."""
+        num_prompts = self._most_prompts(num_rows)
+        if num_prompts and num_rows <= (num_prompts + 1) * self._cache.max_tokens:
+            reading = self._reading(num_rows, num_prompts, is_kept=True)
+            self._fill(reading, [], [])
+            self._run_captured(reading, filters, with_head)
+
+    def _run_captured(self, reading: Reading, filters: Filters, with_head: bool) -> None:
+        kind = ("read", reading.num_rows, reading.batch.size, filters, with_head)
+        self._graphs.run(kind, lambda: self._run(reading, filters, with_head))
 
     def _size(self, num_tokens: int, num_prompts: int) -> tuple[int, int]:
         """Rows and prompts of the pass that these fit in: one number of prompts for most sizes."""
-        for size in self._sizes:
-            most = min(self._max_requests, size // _ROWS_PER_PROMPT)
+        for size in self.sizes:
+            most = self._most_prompts(size)
             if size >= num_tokens and most >= num_prompts:
                 return size, most
-        return max(num_tokens, self._sizes[-1]), num_prompts
+        return max(num_tokens, self.sizes[-1]), num_prompts
+
+    def _most_prompts(self, num_rows: int) -> int:
+        return min(self._max_requests, num_rows // _ROWS_PER_PROMPT)
 
     def _reading(self, num_rows: int, num_prompts: int, *, is_kept: bool) -> Reading:
         key = num_rows, num_prompts
@@ -132,9 +147,12 @@ class SteadyReader:
             for token in seq.token_ids[seq.kv_len : seq.kv_len + chunk]
         ]
         num_filling = reading.num_rows - len(tokens)
-        nobody = [0] * (reading.batch.size - 1 - len(chunks))
-        lengths = [chunk for _, chunk in chunks] + nobody + [num_filling]
-        cached = [seq.kv_len for seq, _ in chunks] + nobody + [0]
+        # Shared out, so that none is longer than what there are places for.
+        num_nobody = reading.batch.size - len(chunks)
+        each, rest = divmod(num_filling, num_nobody)
+        filling = [each + (place < rest) for place in range(num_nobody)]
+        lengths = [chunk for _, chunk in chunks] + filling
+        cached = [seq.kv_len for seq, _ in chunks] + [0] * len(filling)
         numbers = tokens + [0] * num_filling + lengths + cached
         reading.numbers_X.copy_(send(numbers, self._target.device))
         reading.batch.fill(

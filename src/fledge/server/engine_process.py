@@ -119,14 +119,17 @@ def _read(incoming: Iterator[Order], orders: "queue.SimpleQueue[Order]") -> None
 
 def _load(choice: EngineChoice, sender: Sender) -> Engine:
     tuned = choice.tuned.get(pick_device(choice.device).type)
-    return Engine.load(
+    progress = WireProgress(sender)
+    engine = Engine.load(
         choice.target,
         choice.head,
         obey(tuned, choice.settings),
         device=choice.device,
         dtype=choice.dtype,
-        progress=WireProgress(sender),
+        progress=progress,
     )
+    engine.capture_ahead(progress)
+    return engine
 
 
 def _facts(engine: Engine) -> EngineFacts:

@@ -33,7 +33,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
         graph: Any = Replayed(work)
         return graphs_module._Captured(graph, None, made._num_captured)
 
-    monkeypatch.setattr(made, "_is_capturing", True)
+    monkeypatch.setattr(made, "is_capturing", True)
     monkeypatch.setattr(made, "_capture", capture)
     return made
 

@@ -1,0 +1,124 @@
+"""Cycles and passes over prompts captured before the first request, on places that nobody has.
+
+A size that comes up for the first time is compiled and captured while its requests wait, a tenth of
+a second to two. Here likely sizes come first, and the larger ones before the smaller: these then
+find room in what those have set free.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from fledge.contracts.errors import CapacityError
+from fledge.contracts.progress import Progress
+from fledge.contracts.settings import EngineSettings
+from fledge.engine.draft_plan import PLAIN, DraftPlan
+from fledge.engine.graphs import Graphs
+from fledge.engine.steady_batch import SIZES, Filters, batch_size
+from fledge.engine.steady_places import SteadyPlaces
+from fledge.engine.steady_reading import SteadyReader
+from fledge.engine.steady_runs import SteadyRuns
+
+_SAMPLINGS = tuple(
+    Filters(can_sample=can_sample, largest_top_k=0, has_top_p=False, has_min_p=False)
+    for can_sample in (True, False)
+)
+_LEAST_FREE = 0.03
+"""Share of the device's memory that stays free."""
+
+_RUNS = 3
+"""The first run of a kind is an ordinary one, the second is captured; trees come before what
+verifies them."""
+
+
+class CapturesAhead:
+    """What is captured, and in which order."""
+
+    def __init__(
+        self,
+        runs: SteadyRuns,
+        reader: SteadyReader,
+        places: SteadyPlaces,
+        graphs: Graphs,
+        settings: EngineSettings,
+        *,
+        device: torch.device,
+        has_head: bool,
+        is_measured: bool,
+    ) -> None:
+        """`is_measured` for a controller that asks for the gains of some cycles."""
+        self._runs, self._reader, self._places = runs, reader, places
+        self._graphs, self._settings, self._device = graphs, settings, device
+        self._has_head, self._is_measured = has_head, is_measured
+
+    def run(self, progress: Progress, *, budget_s: float) -> int:
+        """Capture for so long at most; returns how many graphs there are then."""
+        until = time.perf_counter() + budget_s
+        jobs = list(self._jobs())
+        with progress.task("capturing cycles", total=len(jobs), unit="kinds") as task:
+            for number, job in enumerate(jobs):
+                why = self._why_stop(until)
+                try:
+                    for _ in range(_RUNS if why is None else 0):
+                        job()
+                except (torch.OutOfMemoryError, CapacityError):
+                    why = "the device's memory is used up"
+                if why is not None:
+                    progress.note(
+                        f"{number} of {len(jobs)} likely kinds of cycles were captured ahead: "
+                        f"{why}. The others are when they first come up."
+                    )
+                    break
+                task.advance(1)
+        return len(self._graphs)
+
+    def _why_stop(self, until: float) -> str | None:
+        if time.perf_counter() >= until:
+            return "the time for it is used up"
+        if len(self._graphs) >= self._graphs.most // 2:
+            return "no more of them are kept"
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            if free < _LEAST_FREE * total:
+                return "the device's memory is used up"
+        return None
+
+    def _jobs(self) -> Iterator[Callable[[], None]]:
+        """Prompts first: what they leave is what drafting reads. Then cycles, few sizes first."""
+        for with_head in [True, False] if self._has_head else [False]:
+            for filters in _SAMPLINGS:
+                for num_rows in reversed(self._reader.sizes):
+                    yield self._reading(num_rows, filters, with_head)
+        most = batch_size(self._settings.max_requests)
+        sizes = [size for size in reversed(SIZES) if size < most]
+        coarse = [most, *(size for size in sizes if size & (size - 1) == 0)]
+        fine = [size for size in sizes if size not in coarse]
+        for some in (coarse, fine):
+            for size in some:
+                for plan in self._plans(size):
+                    yield self._cycle(size, plan)
+
+    def _plans(self, size: int) -> list[DraftPlan]:
+        tree, plans = self._settings.tree, [PLAIN]
+        nodes = min(tree.num_nodes * size, self._settings.max_pass_tokens - size)
+        if self._has_head and nodes > 0:
+            plans.append(DraftPlan(tree.depth, tree.width, nodes))
+            if self._is_measured:
+                plans.append(replace(plans[-1], is_measured=True))
+        return plans
+
+    def _reading(self, num_rows: int, filters: Filters, with_head: bool) -> Callable[[], None]:
+        return lambda: self._reader.rehearse(num_rows, filters, with_head=with_head)
+
+    def _cycle(self, size: int, plan: DraftPlan) -> Callable[[], None]:
+        def run() -> None:
+            batch = self._places.batch_of(size)
+            batch.fill([])
+            for filters in _SAMPLINGS:
+                trees, _ = self._runs.draft(batch, plan)
+                self._runs.verify(batch, trees, filters)
+            batch.fill([])
+
+        return run

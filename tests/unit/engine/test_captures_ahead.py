@@ -1,0 +1,140 @@
+"""What is captured before the first request; the capture itself is tested where there is a device.
+
+Catches: sizes that come up in the first requests and were not captured, memory or statistics that
+rehearsals leave behind, and a start that goes on when its time or its memory is used up.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.contracts.progress import SilentProgress, Task
+from fledge.engine import graphs as graphs_module
+from fledge.engine.graphs import Graphs
+from fledge.testing import tiny_head
+from tests.lossless.support import greedy, pair, prompts, token_ids
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.tasks: list[tuple[str, int | None]] = []
+
+    @contextmanager
+    def task(self, label: str, total: int | None = None, unit: str = "bytes") -> Iterator[Task]:
+        self.tasks.append((label, total))
+        with super().task(label, total, unit) as task:
+            yield task
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class Replayed:
+    """Stands for a graph of a device that is not here."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.replay = work
+
+
+def capturing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, has_results: bool = False
+) -> Graphs:
+    """Have the engine's cycles captured, after a fashion.
+
+    Capturing does not run what it captures, and so has no results to show here.
+    """
+    graphs = engine._cycle.ahead.steady._graphs
+
+    def capture(work: Callable[[], Any]) -> Any:
+        graphs._num_captured += 1
+        graph: Any = Replayed(work)
+        result = work() if has_results else None
+        return graphs_module._Captured(graph, result, graphs._num_captured)
+
+    monkeypatch.setattr(graphs, "is_capturing", True)
+    monkeypatch.setattr(graphs, "_capture", capture)
+    return graphs
+
+
+SETTINGS = EngineSettings(
+    graphs="on",
+    max_requests=4,
+    max_pass_tokens=64,
+    tree=TreeSettings(depth=2, width=2, budget=3),
+    controller="fixed",
+)
+
+
+def test_nothing_is_left_to_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = pair("llama")
+    engine, notes = Engine(target, settings=SETTINGS), Notes()
+    graphs = capturing(engine, monkeypatch)
+    num_graphs = engine.capture_ahead(notes)
+    assert num_graphs == len(graphs) > 0
+    assert notes.lines == []
+    assert [label for label, _ in notes.tasks] == ["capturing cycles"]
+    assert engine.stats.num_passes == engine.stats.num_finished == 0
+    assert engine.stats.cache_usage == engine.stats.num_kept_tokens == 0
+    num_cold = graphs.num_cold
+    asked = prompts()[:4]
+    assert token_ids(engine.generate(asked, SamplingParams(max_tokens=24))) == greedy(
+        "llama", asked
+    )
+    sampled = SamplingParams(max_tokens=9, temperature=0.8)
+    engine.generate(asked[:3], sampled)
+    assert graphs.num_cold == num_cold
+    engine.check_integrity()
+
+
+def test_cycles_with_drafts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = pair("llama")
+    engine = Engine(target, tiny_head(target, draft_vocab_size=97), SETTINGS)
+    graphs = capturing(engine, monkeypatch, has_results=True)
+    engine.capture_ahead()
+    kinds: list[Any] = list(graphs._graphs)
+    drafts = {kind[1] for kind in kinds if kind[0] == "draft"}
+    assert drafts == {1, 2, 3, 4}
+    read = {kind[4] for kind in kinds if kind[0] == "read"}
+    assert read == {True, False}, "prompts with the head and without"
+    verified = [kind[1] for kind in kinds if kind[0] == "verify" and kind[2] is not None]
+    assert sorted(verified) == [1, 1, 2, 2, 3, 3, 4, 4], "greedy requests, and sampled ones"
+
+
+def test_it_ends_when_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = pair("llama")
+    engine, notes = Engine(target, settings=SETTINGS), Notes()
+    capturing(engine, monkeypatch)
+    engine.capture_ahead(notes, budget_s=0.0)
+    (line,) = notes.lines
+    assert line.startswith("0 of ")
+    assert "the time for it is used up" in line
+
+
+def test_it_ends_when_memory_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = pair("llama")
+    engine, notes = Engine(target, settings=SETTINGS), Notes()
+    capturing(engine, monkeypatch)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(engine._cycle.ahead.steady._reader, "rehearse", fail)
+    engine.capture_ahead(notes)
+    (line,) = notes.lines
+    assert "the device's memory is used up" in line
+    asked = prompts()[:1]
+    assert token_ids(engine.generate(asked, SamplingParams(max_tokens=24))) == greedy(
+        "llama", asked
+    )
+
+
+def test_nothing_is_done_where_nothing_is_captured() -> None:
+    _, target = pair("llama")
+    notes = Notes()
+    assert Engine(target, settings=SETTINGS).capture_ahead(notes) == 0
+    assert notes.tasks == notes.lines == []
