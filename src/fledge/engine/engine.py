@@ -23,7 +23,7 @@ from fledge.engine.cycle import make_cycle
 from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.grammar import GrammarCompiler
 from fledge.engine.head_drafter import HeadDrafter
-from fledge.engine.memory import make_cache
+from fledge.engine.memory import allocate_cache, make_cache
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.request import Prompt, Request, RequestMaker
 from fledge.engine.scheduler import Scheduler
@@ -46,9 +46,6 @@ _RULES: dict[AcceptRule, Callable[..., Walk]] = {
     "gumbel": walk_gumbel,
     "rejection": walk_rejection,
 }
-
-CAPTURING_S = 45.0
-"""How long cycles are captured ahead of the first request."""
 
 
 class Engine:
@@ -146,15 +143,15 @@ class Engine:
             loaded_head = fit_to_target(loaded_head, loaded)
             with progress.task("timing passes", unit=""):
                 times = measure_pass_times(loaded, loaded_head, settings, name=target)
-        return cls(loaded, loaded_head, settings, times=times)
+        engine = cls(loaded, loaded_head, settings, times=times)
+        if place.type == "cuda":
+            allocate_cache(engine._cache, loaded)
+        return engine
 
-    def capture_ahead(
-        self, progress: Progress | None = None, *, budget_s: float = CAPTURING_S
-    ) -> int:
-        """Capture the cycles that are likely to come up, so that no request has to wait for that.
+    def capture_ahead(self, progress: Progress | None = None, *, budget_s: float = 45.0) -> int:
+        """Capture likely cycles, so that no request waits for that; returns how many graphs.
 
-        For engines that will answer for long, on CUDA; elsewhere nothing is done. Returns how many
-        graphs there are.
+        For engines that will answer for long, on CUDA; elsewhere nothing is done.
         """
         steady = self._cycle.ahead.steady
         if not steady.can_capture:

@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from fledge.contracts.errors import CapacityError
+
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ class Graphs:
         """None where the work asks the device something on its way; it is not tried again."""
         try:
             return self._capture(work)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, CapacityError) as error:
             self.is_capturing = False
             torch.cuda.synchronize(self._device)
             _log.warning(

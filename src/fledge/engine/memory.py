@@ -19,10 +19,14 @@ _HOST_SHARE = 0.4
 
 def probe_bytes_per_slot(target: Target) -> dict[int | None, int]:
     """What one token costs in the target's cache, by kind of attention: read off a real pass."""
+    return _probe(target).bytes_per_slot
+
+
+def _probe(target: Target) -> KVProbe:
     probe = KVProbe()
     zero = torch.zeros(1, dtype=torch.long, device=target.device)
     target.forward(pack([SequencePart(zero, zero, zero, zero)]), probe)
-    return probe.bytes_per_slot
+    return probe
 
 
 def plan_blocks(
@@ -36,17 +40,12 @@ def plan_blocks(
     size = settings.block_size
     most = settings.max_requests * -(-max_tokens // size)
     if settings.cache_tokens:
-        return _blocks_for(-(-settings.cache_tokens // size), bytes_per_slot, settings)
+        asked = -(-settings.cache_tokens // size)
+        if device.type == "cuda":  # a host gives pages only when they are written to
+            _require_room(asked, bytes_per_slot, settings, device)
+        return _blocks_for(asked, bytes_per_slot, settings)
     budget = _free_bytes(device)
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        blocks = _blocks_for(middle, bytes_per_slot, settings)
-        # One block of each kind is spare.
-        needed = sum(
-            (count + 1) * size * bytes_per_slot[window] for window, count in blocks.items()
-        )
-        low, high = (middle, high) if needed <= budget else (low, middle - 1)
+    low = _most_blocks(most, bytes_per_slot, settings, budget)
     if low < min(2, most):
         raise CapacityError(
             f"{device} has {format_bytes(budget)} for cache memory, which takes three blocks of "
@@ -55,6 +54,68 @@ def plan_blocks(
             "smaller target."
         )
     return _blocks_for(low, bytes_per_slot, settings)
+
+
+def _most_blocks(
+    most: int, bytes_per_slot: dict[int | None, int], settings: EngineSettings, budget: int
+) -> int:
+    """Blocks that a budget of bytes has room for."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = _needed_bytes(middle, bytes_per_slot, settings) <= budget
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _needed_bytes(
+    num_blocks: int, bytes_per_slot: dict[int | None, int], settings: EngineSettings
+) -> int:
+    blocks = _blocks_for(num_blocks, bytes_per_slot, settings)
+    # One block of each kind is spare.
+    return sum(
+        (count + 1) * settings.block_size * bytes_per_slot[window]
+        for window, count in blocks.items()
+    )
+
+
+def _require_room(
+    asked: int,
+    bytes_per_slot: dict[int | None, int],
+    settings: EngineSettings,
+    device: torch.device,
+) -> None:
+    """Refuse what a device cannot give, before anything is loaded further."""
+    needed = _needed_bytes(asked, bytes_per_slot, settings)
+    budget = _free_bytes(device)
+    free = int(budget / _DEVICE_SHARE)
+    if needed <= free:
+        return
+    fitting = _most_blocks(asked, bytes_per_slot, settings, budget) * settings.block_size
+    raise CapacityError(
+        f"cache_tokens is {settings.cache_tokens}, which takes {format_bytes(needed)} on {device}, "
+        f"and {format_bytes(free)} are free there; lower it to {fitting} or less, or leave it at 0 "
+        "for what the device can give."
+    )
+
+
+def allocate_cache(cache: PagedCache, target: Target) -> None:
+    """Take the target's cache memory now, so that what does not fit is told before any request."""
+    for window, pool in _probe(target).pools.items():
+        for layer in sorted(pool.layer_ids):
+            rows = pool.layer(layer)
+            try:
+                cache.target_memory.for_window(window).hold(
+                    layer, rows[0], *(one.shape[1:] for one in rows)
+                )
+            except torch.OutOfMemoryError as error:
+                num_tokens = max(one.num_slots for one in cache.target_memory.pools.values())
+                raise CapacityError(
+                    f"{target.device} ran out of memory for a cache of {num_tokens} tokens, in "
+                    f"layer {layer} of {target.num_layers}; lower cache_tokens to "
+                    f"{num_tokens * layer // max(1, target.num_layers) * 3 // 4} or less, lower "
+                    "max_requests, or end what else uses the device."
+                ) from error
 
 
 def _blocks_for(

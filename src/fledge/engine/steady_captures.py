@@ -77,6 +77,8 @@ class CapturesAhead:
     def _why_stop(self, until: float) -> str | None:
         if time.perf_counter() >= until:
             return "the time for it is used up"
+        if not self._graphs.is_capturing:
+            return "what was tried last could not be captured"
         if len(self._graphs) >= self._graphs.most // 2:
             return "no more of them are kept"
         if self._device.type == "cuda":

@@ -31,10 +31,23 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         if device.type == "cpu":
             return torch.float32
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float16
     if name not in _DTYPES:
         raise ConfigError(f"unknown dtype {name!r}; use one of {', '.join(DTYPE_NAMES)}.")
     dtype = _DTYPES[name]
-    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError(f"{device} has no bfloat16; use --dtype float16 or float32.")
+    if dtype is torch.bfloat16 and device.type == "cuda" and not _has_bfloat16(device):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"{device} ({name}) has no bfloat16; use --dtype float16 or float32, or leave it to "
+            "auto."
+        )
     return dtype
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in it, which torch's own question does not tell from emulating.
+
+    Cards before Ampere do not; kernels compiled for them know no such numbers.
+    """
+    major, _ = torch.cuda.get_device_capability(device)
+    return major >= 8

@@ -50,14 +50,22 @@ def load_model(directory: Path, *, dtype: torch.dtype, device: torch.device) -> 
             ) from error
     _check_complete(directory, info)
     _check_depth(directory, config.get_text_config().num_hidden_layers, model, info)
+    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    if free is not None and free < num_bytes:
+        raise _too_large(num_bytes, device, free)
     try:
         return model.to(device).eval()
     except torch.OutOfMemoryError as error:
-        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        raise CapacityError(
-            f"the target needs {num_bytes / 2**30:.1f} GiB on {device}, which does not have them "
-            "free; use a smaller target, --dtype bfloat16, or --device cpu."
-        ) from error
+        raise _too_large(num_bytes, device, free) from error
+
+
+def _too_large(num_bytes: int, device: torch.device, free: int | None) -> CapacityError:
+    has = "which does not have them free" if free is None else f"which has {free / 2**30:.1f} free"
+    return CapacityError(
+        f"the target needs {num_bytes / 2**30:.1f} GiB on {device}, {has}; use a smaller target, "
+        "--dtype bfloat16, or --device cpu."
+    )
 
 
 def check_supported(config: Any) -> None:

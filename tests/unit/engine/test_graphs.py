@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fledge.contracts.errors import CapacityError
 from fledge.engine import graphs as graphs_module
 from fledge.engine.graphs import Graphs
 
@@ -66,3 +67,17 @@ def test_the_graph_not_used_for_longest_goes_first(graphs: Graphs) -> None:
     cold = graphs.num_cold
     assert graphs.run(1, int)[1] == most + 2, "it is captured at once: it has run before"
     assert graphs.num_cold == cold + 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), CapacityError("no room")])
+def test_what_there_is_no_memory_to_capture_is_done_all_the_same(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: Exception
+) -> None:
+    def fail(work: Callable[[], Any]) -> Any:
+        raise error
+
+    monkeypatch.setattr(graphs, "_capture", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert [graphs.run("kind", lambda: 7) for _ in range(3)] == [(7, None)] * 3
+    assert "cannot be captured here" in caplog.text
+    assert "no room" in caplog.text

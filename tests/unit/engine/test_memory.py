@@ -16,8 +16,14 @@ from fledge.contracts.errors import CapacityError
 from fledge.engine import memory
 from fledge.engine.drafter import NoDrafter
 from fledge.engine.head_drafter import HeadDrafter
-from fledge.engine.memory import make_cache, plan_blocks, probe_bytes_per_slot
+from fledge.engine.memory import (
+    allocate_cache,
+    make_cache,
+    plan_blocks,
+    probe_bytes_per_slot,
+)
 from fledge.models.target import Target
+from fledge.ops.kv import KVPool
 from fledge.testing import ARCHITECTURES, target_of, tiny_head, tiny_model
 
 CPU = torch.device("cpu")
@@ -124,6 +130,47 @@ def test_a_device_without_room_is_told_in_numbers() -> None:
         "takes 24.0 kB; free some memory, or use a smaller target."
     )
     assert blocks_for({None: 1000, 8: 500}, free_bytes=72_000) == {None: 2, 8: 2}
+
+
+def test_tokens_that_a_device_cannot_give_are_refused_with_what_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000_000, 2_000_000))
+
+    def plan(cache_tokens: int) -> dict[int | None, int]:
+        asked = EngineSettings(cache_tokens=cache_tokens)
+        return plan_blocks({None: 1000}, settings=asked, max_tokens=10**6, device=cuda)
+
+    with pytest.raises(CapacityError) as caught:
+        plan(2000)
+    assert str(caught.value) == (
+        "cache_tokens is 2000, which takes 2.0 MB on cuda, and 1.0 MB are free there; lower it to "
+        "832 or less, or leave it at 0 for what the device can give."
+    )
+    assert plan(832) == {None: 52}
+
+
+def test_memory_that_cannot_be_had_is_told_before_any_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = target_of(tiny_model("llama"))
+    cache = make_cache(target, NoDrafter(), EngineSettings(cache_tokens=1600))
+    allocate_cache(cache, target)
+    held = cache.num_bytes
+    assert held == (1600 + 16) * probe_bytes_per_slot(target)[None]
+    hold, pool = KVPool.hold, make_cache(target, NoDrafter(), EngineSettings(cache_tokens=1600))
+
+    def fail(self: KVPool, layer: int, *rest: Any) -> Any:
+        if layer == target.num_layers - 1 and self.num_slots > 1:
+            raise torch.OutOfMemoryError("no room")
+        return hold(self, layer, *rest)
+
+    monkeypatch.setattr(KVPool, "hold", fail)
+    with pytest.raises(CapacityError) as caught:
+        allocate_cache(pool, target)
+    assert "cpu ran out of memory for a cache of 1616 tokens" in str(caught.value)
+    assert "lower cache_tokens to" in str(caught.value)
 
 
 def test_one_block_that_holds_a_whole_request_is_enough() -> None:

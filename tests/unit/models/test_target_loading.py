@@ -346,6 +346,19 @@ def test_a_target_that_does_not_fit(saved: Path, monkeypatch: pytest.MonkeyPatch
         load(saved)
 
 
+def test_a_target_larger_than_the_device_is_not_tried(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fledge.models.target_loading.AutoModelForCausalLM.from_pretrained",
+        lambda *args, **kwargs: (_Unloadable(), defaultdict(set)),
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**29, 2**33))
+    monkeypatch.setattr(_Unloadable, "to", None)
+    with pytest.raises(CapacityError, match=r"needs 1.0 GiB on cuda, which has 0.5 free; use a sm"):
+        load_model(saved, dtype=torch.float32, device=torch.device("cuda"))
+
+
 def test_a_tensor_of_another_shape(directory: Path) -> None:
     name = "model.norm.weight"
     change_tensors(directory, lambda tensors: tensors.update({name: torch.ones(5)}))
@@ -473,12 +486,15 @@ def test_devices_this_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> 
 def test_types(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     assert pick_dtype("auto", CPU) == torch.float32
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert pick_dtype("auto", cuda) == torch.bfloat16
     assert pick_dtype("float16", CPU) == torch.float16
     with pytest.raises(ConfigError, match="unknown dtype 'int8'; use one of auto, float32"):
         pick_dtype("int8", CPU)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     assert pick_dtype("auto", cuda) == torch.float16
-    with pytest.raises(ConfigError, match="cuda has no bfloat16; use --dtype float16 or float32"):
+    with pytest.raises(
+        ConfigError, match=r"cuda \(Tesla T4\) has no bfloat16; use --dtype float16"
+    ):
         pick_dtype("bfloat16", cuda)
