@@ -10,6 +10,8 @@ from fledge.testing import save_tiny_target, target_of, tiny_head, tiny_model, t
 from tests.e2e.conftest import RunProgram
 from tests.unit.models.head_on_disk import assert_same
 
+VLLM = ("export", "HEAD", "--to", "vllm", "--out", "new")
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,6 +35,7 @@ def test_there_and_back(run: RunProgram, head: Path, target: Path, tmp_path: Pat
     assert done.stdout.endswith("--speculative-num-draft-tokens 41\n")
     assert "verified · target layers read: 2, 4, 5" in done.stderr
     assert "SGLang counts the root too: 41 draft tokens" in done.stderr
+    assert "SGLang is not installed beside fledge, so its acceptance was not" in done.stderr
     done = run("import", out, "--target", target, "--out", back)
     assert done.exit_code == 0, done.stderr
     assert "13 tensors, read from fledge's layout; target layers 2, n//2, n-3" in done.stderr
@@ -69,6 +72,14 @@ def test_settings_of_a_tuning(run: RunProgram, head: Path, tmp_path: Path) -> No
         (("export", "nowhere", "--to", "vllm", "--out", "new"), 1, "there is no head directory"),
         (("export", "HEAD", "--to", "vllm", "--out", "HEAD"), 1, "exists already"),
         (("export", "HEAD", "--to", "vllm", "--out", "new", "--width", 4), 2, "need --depth"),
+        ((*VLLM, "--engine-python", "x"), 2, "it belongs to --verify"),
+        ((*VLLM, "--engine-python", "x", "--verify"), 2, "it needs --target"),
+        (
+            ("export", "HEAD", "--to", "eagle", "--out", "new", "--verify", "--engine-python", "x"),
+            2,
+            "an export for eagle is not run by fledge",
+        ),
+        ((*VLLM, "--precision", "q8_0"), 2, "--precision q8_0 is for GGUF heads"),
         (("import", "nowhere", "--out", "new"), 1, "there is no head directory nowhere"),
     ],
 )

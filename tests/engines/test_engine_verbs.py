@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fledge.contracts.errors import MismatchError
+from fledge.contracts.progress import SilentProgress
+from fledge.interop.engines.compare import Trial
+from fledge.interop.export import export_head
 from tests.engines.cases import Case
 from tests.engines.conftest import installed
 
@@ -100,3 +106,44 @@ def test_serve_becomes_the_engines_server(
         bearer = {"Authorization": f"Bearer {KEY}"}
         answer = httpx.post(place, json=body, headers=bearer, timeout=300).json()
     assert answer["choices"][0]["message"]["content"] + "\n" == our_text(trained[0])
+
+
+@pytest.mark.parametrize("precision", [[], ["--precision", "q8_0"]], ids=["stored", "q8_0"])
+def test_export_verifies_in_the_engine_itself(
+    trained: list[Case], tmp_path: Path, precision: list[str]
+) -> None:
+    case, python = trained[1], installed("llamacpp").python
+    options = ["--to", "gguf", "--target", str(case.target), "--out", str(tmp_path / "out")]
+    verify = ["--verify", "--engine-python", str(python), "--depth", "4", "--json", *precision]
+    command = fledge("export", str(case.head), *options, *verify)
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)["checks"][-1]
+    assert re.fullmatch(
+        r"llama.cpp \S+ accepts \d+%, \d+%, \d+%, \d+% of its drafts, "
+        r"fledge \d+%, \d+%, \d+%, \d+%; 8 of 8 texts are the same",
+        found,
+    )
+
+
+def test_an_engine_that_is_handed_other_layers_is_found_out(
+    forced: list[Case], tmp_path: Path
+) -> None:
+    """The same weights said to read one layer later: files that no reader can object to."""
+    case, later = forced[0], tmp_path / "later"
+    shutil.copytree(case.head, later)
+    config = json.loads((later / "config.json").read_text())
+    config["eagle_aux_hidden_state_layer_ids"] = [3, 7, 10]
+    config.pop("eagle_config", None)
+    (later / "config.json").write_text(json.dumps(config))
+    trial = Trial(
+        engine=installed("llamacpp"),
+        to="gguf",
+        target=str(case.target),
+        head=case.head,
+        depth=4,
+        progress=SilentProgress(),
+    )
+    with pytest.raises(MismatchError, match=r"accepts 0%, .* fledge .* Nothing was kept"):
+        export_head(later, tmp_path / "out", "gguf", target=str(case.target), trial=trial)
+    assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """`export_head`: a head in the format of another engine, whole or not at all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,9 +46,13 @@ def export_head(
     tuned: TunedSettings | None = None,
     precision: HeadPrecision | None = None,
     verify: bool = False,
+    trial: Callable[[Path], str] | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write a head as another engine reads it; refuses what that engine would misread."""
+    """Write a head as another engine reads it; refuses what that engine would misread.
+
+    `trial` runs what was written before it is kept, and says what it found; it may refuse, too.
+    """
     if to not in FORMATS:
         raise ConfigError(f"the format is {to!r}; it must be one of {', '.join(DIALECTS)}.")
     form = FORMATS[to]
@@ -75,6 +80,8 @@ def export_head(
         (staging / "README.md").write_text(text, encoding="utf-8")
         if verify:
             checks = verify_export(loaded, staging, facts, form.read)
+        if trial is not None:
+            checks += (trial(staging),)
         # Publishing replaces what has come to be there while the weights were written.
         _refuse_existing(out)
     return ExportReport(

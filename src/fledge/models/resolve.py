@@ -194,6 +194,12 @@ def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
 
 
+def is_made_of_gguf(name: str, *, catalogue: Mapping[str, Alias] = CATALOGUE) -> bool:
+    """Whether a built-in target comes as a GGUF file."""
+    alias = catalogue.get(name.strip().lower())
+    return alias is not None and alias.payload_format == "gguf"
+
+
 def copy_gguf(
     name: str,
     place: Path,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fledge import __version__
-from fledge.contracts.dialects import Dialect
+from fledge.contracts.dialects import Dialect, HeadPrecision
 from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.interop.export import export_head
@@ -14,7 +14,7 @@ from fledge.interop.gguf_target import write_target
 from fledge.interop.target_facts import TargetFacts, read_target_facts
 from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import load_head
-from fledge.models.resolve import copy_gguf
+from fledge.models.resolve import copy_gguf, is_made_of_gguf
 from fledge.models.target_loading import load_config
 from fledge.models.weights_identity import weights_identity
 from fledge.store.cache import CacheLayout, default_cache_dir
@@ -71,18 +71,28 @@ def _exported(dialect: Dialect, facts: TargetFacts, head: Path | None, progress:
     layout = CacheLayout(default_cache_dir())
     weights = [weights_identity(place) for place in (facts.directory, head) if place is not None]
     configs = [(place / "config.json").read_bytes() for place in (facts.directory, head) if place]
-    digest = hashlib.sha256(repr((__version__, dialect, weights, configs)).encode()).hexdigest()
+    precision = _precision(facts) if dialect == "gguf" else None
+    made_of = (__version__, dialect, precision, weights, configs)
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()
     key = f"{dialect}-{digest[:16]}"
     place = layout.export(key)
     with hold_lock(layout.lock(key), what=f"an export for {dialect}", progress=progress):
         if place.is_dir():
             return place
         if head is not None:
-            export_head(head, place, dialect, target=facts.name, progress=progress)
+            export_head(
+                head, place, dialect, target=facts.name, precision=precision, progress=progress
+            )
         else:
             with publish_directory(place) as staging:
                 _write_target(facts, staging / TARGET_FILE, progress)
     return place
+
+
+def _precision(facts: TargetFacts) -> HeadPrecision | None:
+    """Beside a target that comes as a GGUF file, rounded already as a rule, the head is too."""
+    is_gguf = Path(facts.name).expanduser().is_file() or is_made_of_gguf(facts.name)
+    return "q8_0" if is_gguf else None
 
 
 def _write_target(facts: TargetFacts, file: Path, progress: Progress) -> None:
