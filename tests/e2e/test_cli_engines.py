@@ -25,6 +25,23 @@ def test_serve_prints_the_command_without_the_engine(
     assert "--port 9000 --served-model-name tiny" in outcome.stdout
 
 
+@pytest.mark.parametrize(("words", "slots"), [((), 4), (("--max-requests", 9), 9)])
+def test_llama_cpp_is_given_few_slots_unless_more_are_asked_for(
+    run: RunProgram,
+    target_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[object, ...],
+    slots: int,
+) -> None:
+    """It takes the memory of each beforehand: 32 of them would be gigabytes for a small target."""
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path))
+    options = ("--engine", "llamacpp", "--print-command", *words)
+    outcome = run("serve", "--target", target_dir, *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert f"--parallel {slots} --ctx-size " in outcome.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "exit_code", "message"),
     [

@@ -5,11 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fledge.cli.drafting import Drafting
+from fledge.cli.options import ENGINE
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import say
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.server_settings import ServeSettings
+
+LLAMACPP_SLOTS = 4
+"""As many as its own server has by default; further requests wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ def serve_outside(asked: OutsideServer) -> None:
         tuned=asked.drafting.tuned_on(device.type),
         settings=settings,
         model_names=settings.model_names or (_own_name(asked.target),),
-        max_requests=asked.max_requests,
+        max_requests=_slots(asked),
         dtype=dtype,
         is_cpu=device.type == "cpu",
         keys=_read_keys(settings.api_keys_file, os.environ.get(KEYS_VARIABLE, "")),
@@ -60,6 +64,12 @@ def serve_outside(asked: OutsideServer) -> None:
         return
     say(f"starting {engine_title(asked.engine)} {found.version}: {print_words(asked.engine, plan)}")
     exec_server(found, plan)
+
+
+def _slots(asked: OutsideServer) -> int:
+    """llama.cpp takes the memory of every slot beforehand, and our default is many of them."""
+    is_default = asked.max_requests == ENGINE.max_requests
+    return LLAMACPP_SLOTS if asked.engine == "llamacpp" and is_default else asked.max_requests
 
 
 def _own_name(target: str) -> str:
