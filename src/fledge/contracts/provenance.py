@@ -25,7 +25,8 @@ def collect(*, device: str, commit: str | None = None) -> dict[str, object]:
 
 def _without_home(word: str) -> str:
     """Absolute paths by their last name: a published file need not say where somebody lives."""
-    return Path(word).name if word.startswith("/") else word
+    name, equals, value = word.rpartition("=")
+    return f"{name}{equals}{Path(value).name}" if value.startswith("/") else word
 
 
 def _version(package: str) -> str | None:
