@@ -44,7 +44,7 @@ class Cycle:
 
     def run(self) -> None:
         """Plan, draft, verify, commit, let go; or go on with cycles that run ahead of the host."""
-        if self.ahead.goes_on() or not self._scheduler.has_work:
+        if self.ahead.goes_on():
             return
         started = time.perf_counter()
         running = self._scheduler.running

@@ -82,7 +82,7 @@ class CycleAhead:
         is_drafting = not (draft_plan if decoding else self._choice.plan).is_plain
         if draft_plan.is_plain:
             plain, drafting = decoding, []
-        is_subset = self._choice.plan.num_drafted is not None
+        is_subset = bool(decoding) and self._choice.plan.num_drafted is not None
         self._collected = time.perf_counter()
         self._steady.begin(drafting, plain, is_drafting=is_drafting, is_subset=is_subset)
         if decoding:

@@ -157,7 +157,8 @@ class Engine:
         if not steady.can_capture:
             return 0
         # A real request first: kernels prove themselves on what it reads.
-        self.generate([[1] * 9], SamplingParams(max_tokens=3, ignore_eos=True))
+        length = min(9, self.max_tokens - 3)
+        self.generate([[1] * length], SamplingParams(max_tokens=3, ignore_eos=True))
         is_measured = isinstance(self._controller, AdaptiveController)
         num_graphs = steady.capture_ahead(
             progress or SilentProgress(), budget_s=budget_s, is_measured=is_measured
