@@ -68,6 +68,20 @@ def test_sampled_and_greedy(architecture: str, mixes: tuple[dict[str, Any], ...]
         assert found == token_ids(plain)
 
 
+def test_filters_without_a_head_are_captured(caplog: pytest.LogCaptureFixture) -> None:
+    from fledge.testing import target_of, tiny_model
+
+    target = target_of(tiny_model("llama").to(CUDA))
+    params = [
+        SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, top_k=20, seed=seed)
+        for seed in range(len(PROMPT_LENS))
+    ]
+    usual = Engine(target, settings=EngineSettings(graphs="off")).generate(prompts(), params)
+    ahead = Engine(target, settings=EngineSettings(graphs="on")).generate(prompts(), params)
+    assert token_ids(ahead) == token_ids(usual)
+    assert "cannot be captured" not in caplog.text
+
+
 def test_a_graph_does_what_was_captured() -> None:
     graphs, value = Graphs(CUDA), torch.zeros(3, device=CUDA)
 

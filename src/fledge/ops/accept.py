@@ -114,7 +114,8 @@ def _levels(walkers: _Walkers, tree: TreeBatch, max_depth: int | None) -> Iterat
     may_ask = max_depth is None or walkers.node_B.device.type == "cpu"
     for level in range(num_levels):
         yield level
-        if may_ask and not walkers.is_walking_B.any():
+        is_last = level == num_levels - 1
+        if not is_last and may_ask and not walkers.is_walking_B.any():
             return
 
 
