@@ -19,6 +19,8 @@ from torch import Tensor
 from fledge.models.attention import attend_stored
 from fledge.models.fast_layers import join
 from fledge.models.head import Eagle3Head, HeadOutput, RMSNorm
+from fledge.models.native_check import find_native
+from fledge.models.native_head import NativeHead
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.gated import gated
 from fledge.ops.head_input import join_inputs
@@ -72,6 +74,18 @@ class FastHead:
         if self._embedding.is_cuda:
             # Matrices that were joined have left holes that nothing else fits into.
             torch.cuda.empty_cache()
+        library = find_native(head.lm_head.weight, _num_bytes(head))
+        self._native: NativeHead | None = None
+        if library is not None:
+            self._native = NativeHead(
+                library,
+                head,
+                self._embedding,
+                spec,
+                self._table_PD,
+                products=(self._qkv, self._out, self._gate_up, self._down),
+                layer=layer,
+            )
 
     def rotation(self, positions: Tensor) -> Tensor:
         """Cosines and sines of positions of any shape, one row each."""
@@ -81,6 +95,12 @@ class FastHead:
     def run(self, step: HeadStep, memory: KVPool) -> HeadOutput:
         """One draft step; outputs of the rows asked for, in their order."""
         config, packed = self._head.config, step.packed
+        if self._native is not None:
+            output = self._native.run(
+                packed, step.hidden_XD, step.rows_T, step.output_rows_R, memory
+            )
+            if output is not None:
+                return output
         x_TE, residual = join_inputs(
             packed.token_ids_T,
             self._embedding,
@@ -129,10 +149,18 @@ class FastHead:
 
 
 def has_fast_steps(head: Eagle3Head) -> bool:
-    """Whether the kernels are for a head like this, where it is; not in float64 or on a CPU."""
+    """Whether the kernels are for a head like this, where it is; not in float64.
+
+    On a CPU there are native ones for a large head, in float32.
+    """
     weight = head.lm_head.weight
     is_known = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return is_known and uses_kernels(weight) and head.config.head_dim % 2 == 0
+    is_wanted = uses_kernels(weight) or find_native(weight, _num_bytes(head)) is not None
+    return is_known and is_wanted and head.config.head_dim % 2 == 0
+
+
+def _num_bytes(head: Eagle3Head) -> int:
+    return sum(p.numel() * p.element_size() for p in head.parameters())
 
 
 def _norm(module: RMSNorm) -> Norm:

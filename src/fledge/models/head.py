@@ -18,7 +18,7 @@ Legend: T tokens, D hidden size, F = taps x target hidden size, H heads, V draft
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [T,H,d], keys [T,G,d], values [T,G,d]) -> [T,H,d]; stores keys and values if it wants."""
 
 
-class ServingProducts(Protocol):
+class ServingProducts(NamedTuple):
     """Products that take the place of a head's modules where nothing is trained."""
 
     to_logits: Callable[[Tensor], Tensor]

@@ -89,7 +89,7 @@ class NativeDecoder:
         kept = Kept()
         num_rows, size = stream_TD.shape
         features_TF = stream_TD.new_empty(num_rows, size * len(taps))
-        columns = list(features_TF.split(size, dim=1)) if taps else []
+        columns = list(torch.split(features_TF, size, dim=1)) if taps else []
         for tap, column in zip(taps, columns, strict=True):
             if tap == 0:
                 column.copy_(stream_TD)
@@ -171,7 +171,7 @@ class NativeDecoder:
         )
 
     def _decoder(self, memory: KVMemory, like: Tensor, taps: tuple[int, ...]) -> CDecoder:
-        """The layers with the memory they write to; made once for each memory and choice of taps."""
+        """The layers with the memory they write to, made once for each memory and taps."""
         key = (id(memory), *taps)
         held = self._held.get(key)
         if held is not None and held[0]() is memory:

@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fledge.models.head import Eagle3Head, HeadOutput
+from fledge.models.head import Eagle3Head, HeadOutput, ServingProducts
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kv import KVPool
 from fledge.ops.native_library import NativeLibrary
-from fledge.ops.native_product import Format, NativeMatrix
+from fledge.ops.native_product import CMatrix, Format, NativeMatrix
 from fledge.ops.native_structs import (
     CDecoder,
     CHeads,
     CLayer,
-    CMatrix,
     CStep,
     Kept,
     describe_rows,
@@ -31,14 +30,6 @@ from fledge.ops.native_structs import (
 from fledge.ops.norms import Norm
 from fledge.ops.paged import Pass
 from fledge.ops.product import Product
-
-
-class HeadProducts:
-    """The products of a head outside its layer."""
-
-    def __init__(self, library: NativeLibrary, head: Eagle3Head) -> None:
-        self.to_logits = NativeMatrix(library, head.lm_head.weight, rounded=Format.EIGHT_HALF)
-        self.to_hidden = NativeMatrix(library, head.fc.weight)
 
 
 class NativeHead:
@@ -59,12 +50,18 @@ class NativeHead:
         ups, and of what comes of them."""
         self._library, self._head, self._spec, self._layer = library, head, spec, layer
         self._embedding, self._table_PD, self._products = embedding, table_PD, products
+        self._weights = tuple(head.parameters())
         self._versions: tuple[int, ...] = ()
         self._held: tuple[Any, CDecoder] | None = None
         self._refresh()
 
     def run(
-        self, packed: Pass, hidden_XD: Tensor, rows_T: Tensor, outputs_R: Tensor | None, memory: KVPool
+        self,
+        packed: Pass,
+        hidden_XD: Tensor,
+        rows_T: Tensor,
+        outputs_R: Tensor | None,
+        memory: KVPool,
     ) -> HeadOutput | None:
         """One draft step; None for a pass without pages."""
         paged = packed.paged(self._spec.window)
@@ -99,7 +96,7 @@ class NativeHead:
     def _refresh(self) -> None:
         """Pack the weights, unless they are those that were packed last."""
         head = self._head
-        versions = tuple(parameter._version for parameter in head.parameters())
+        versions = tuple(weight._version for weight in self._weights)
         if versions == self._versions:
             return
         self._versions, self._held, self._kept = versions, None, Kept()
@@ -120,7 +117,10 @@ class NativeHead:
             tap=-1,
         )
         self._input_norms = norm(layer.input_layernorm), norm(layer.hidden_norm)
-        head.serving = HeadProducts(self._library, head)
+        head.serving = ServingProducts(
+            NativeMatrix(self._library, head.lm_head.weight, rounded=Format.EIGHT_HALF),
+            NativeMatrix(self._library, head.fc.weight),
+        )
 
     def _matrix(self, product: Product) -> CMatrix:
         matrix = NativeMatrix(

@@ -3,8 +3,8 @@
 Kernels run on CUDA by themselves. `FLEDGE_KERNELS=plain` in the environment, or
 `with choose_kernels("plain")` in a test, takes the twins everywhere; `"triton"` asks for kernels on
 any device, which on a CPU needs Triton's interpreter (`TRITON_INTERPRET=1` before it is imported).
-On a CPU in float32 kernels of `ops/native` run by themselves where weights are many; `"native"` asks
-for them whatever the size.
+On a CPU in float32 kernels of `ops/native` run by themselves where weights are many; `"native"`
+asks for them whatever the size.
 
 A kernel proves itself on the machine it runs on: its first result of each kind is checked against
 its twin. One that cannot be built, or is wrong, is said once and left for its twin. Where

@@ -2,7 +2,7 @@
 
 One C++ file and the headers it includes, compiled once with the machine's own compiler for its own
 processor, and kept in the cache under a name made of sources, compiler, flags and processor. It is
-called through ctypes with plain pointers, so neither Python's nor torch's headers are needed, and it
+called through ctypes with plain pointers, so neither Python's nor torch's headers are needed. It
 uses the OpenMP runtime that torch has loaded: there is one pool of threads. Where there is no
 compiler, or what it made does not compute what it should, plain operations take its place.
 """

@@ -76,12 +76,13 @@ class NativeMatrix:
         rounded: Format | None = None,
         may_pack: bool = True,
     ) -> None:
-        """`sizes` are the rows of each piece; `rounded` packs so, whether floats come back or not."""
+        """`sizes` are the rows of each piece; `rounded` packs so even if other floats come back."""
         self._library = library
         weight_NK = weight_NK.detach()
-        assert weight_NK.dtype == torch.float32 and weight_NK.is_contiguous()
+        assert weight_NK.dtype == torch.float32
+        assert weight_NK.is_contiguous()
         self._bias_N = None if bias_N is None else bias_N.detach().float().contiguous()
-        pieces = weight_NK.split(list(sizes or [len(weight_NK)]))
+        pieces = torch.split(weight_NK, list(sizes or [len(weight_NK)]))
         forms = tuple(_UNIT_BYTES) if rounded is None else (rounded,)
         packed = [
             _pack(library, piece, forms if may_pack else (), rounded is not None)
@@ -132,7 +133,7 @@ class NativeMatrix:
 def _pack(
     library: NativeLibrary, rows_NK: Tensor, forms: Sequence[Format], may_round: bool
 ) -> tuple[Format, Tensor, Tensor]:
-    """Format, codes and steps of the first of the given packings that gives back the same floats."""
+    """Format, codes and steps of the first given packing that gives back the same floats."""
     num_rows, num_columns = rows_NK.shape
     if num_columns % _COLUMNS_OF_UNIT == 0:
         for form in forms:

@@ -148,6 +148,7 @@ def describe_view(paged: PagedRows, window: int | None, kept: Kept) -> CView:
 
 def describe_rows(paged: PagedRows, kept: Kept) -> CRows:
     rows, seen = paged.rows, paged.seen_BRS
+    lengths: list[Tensor | None]
     seen_shape = (0, 0) if seen is None else tuple(seen.shape[1:])
     if isinstance(rows, TreeRows):
         lengths = [rows.starts_B, rows.num_rows_B, paged.context_B, rows.chain_B, rows.first_B]

@@ -122,6 +122,6 @@ def test_the_environment_chooses_for_a_whole_process(
 @pytest.mark.usefixtures("_environment_is_asked_again")
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEDGE_KERNELS", "fast")
-    message = "FLEDGE_KERNELS is 'fast', but must be one of auto, plain, triton. Set it to one"
+    message = "FLEDGE_KERNELS is 'fast', but must be one of auto, plain, triton, native. Set it"
     with pytest.raises(ConfigError, match=message):
         uses_kernels(torch.zeros(1))

@@ -57,7 +57,7 @@ INLINE bool gives_back(const float* w, int count, Group& group, int lowest, int 
     return true;
 }
 
-// w = step q + least with q from 0 to 15; step and least are halves, or products of a half and a
+// w = step q + least with q from 0 to 15; step and least (the value of code 0) are halves, or products of a half and a
 // number of six bits.
 static bool find_four(const float* w, bool is_half, Group& group) {
     float low = w[0], high = w[0];
@@ -76,11 +76,13 @@ static bool find_four(const float* w, bool is_half, Group& group) {
         int num_steps = turn == 0 ? 15 : turn;
         if (!fits_grid(w, UNIT, low, float(num_steps) / (high - low))) continue;
         float step = rounded((high - low) / float(num_steps));
-        for (int below = 0; below <= 15 - num_steps; below++) {
-            group.step = step;
-            group.least = rounded(low - float(below) * step);
-            if (gives_back(w, UNIT, group, 0, 15)) return true;
-        }
+        for (int below = 0; below <= 15 - num_steps; below++)
+            for (int sign = 1; sign >= -1; sign -= 2) {
+                // Steps may go down: then codes count from the highest value.
+                group.step = float(sign) * step;
+                group.least = rounded((sign > 0 ? low : high) - float(below) * group.step);
+                if (gives_back(w, UNIT, group, 0, 15)) return true;
+            }
     }
     return false;
 }

@@ -48,6 +48,7 @@ constexpr int MOST_AT_ONCE = 6;
 constexpr int NEAR_BLOCKS = 2;
 constexpr int NEAR_COLUMNS = 768;
 constexpr int MOST_ROWS = 96;
+constexpr int AHEAD_BYTES = 1024;
 
 // What one thread needs beside the factors.
 struct Near {
@@ -129,6 +130,13 @@ struct Sink {
     }
 };
 
+// What will be read soon. The processor guesses that too, but never beyond a page.
+template <int NUM_BYTES> INLINE void ask_for(const uint8_t* codes) {
+#pragma GCC unroll 8
+    for (int line = 0; line < NUM_BYTES; line += 64)
+        __builtin_prefetch(codes + AHEAD_BYTES + line);
+}
+
 // Some rows of a packed block times T rows of x, unpacked on the way.
 template <int FORMAT, int T, int FIRST, int COUNT>
 INLINE void sum_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_units, const float* x,
@@ -139,6 +147,7 @@ INLINE void sum_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_uni
         int64_t end = num_units - begin < NEAR_UNITS ? num_units : begin + NEAR_UNITS;
         const float* near = U::steps(steps + begin * U::STEP_BYTES, end - begin, room);
         for (int64_t u = begin; u < end; u++, near += U::NUM_STEPS) {
+            if (FIRST == 0) ask_for<U::CODE_BYTES>(codes + u * U::CODE_BYTES);
             V low[COUNT], high[COUNT];
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; r++)
@@ -277,6 +286,7 @@ static void unpack(const uint8_t* codes, const uint8_t* steps, int64_t num_units
     float room[NEAR_UNITS * U::NUM_STEPS + 1];
     const float* near = U::steps(steps, num_units, room);
     for (int64_t u = 0; u < num_units; u++) {
+        ask_for<U::CODE_BYTES>(codes + u * U::CODE_BYTES);
 #pragma GCC unroll 8
         for (int r = 0; r < BLOCK; r++) {
             V low, high;

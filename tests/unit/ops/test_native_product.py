@@ -1,0 +1,148 @@
+"""Native products against torch's: every format, odd sizes, any company, and what is packed."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.ops.native_library import (
+    NativeLibrary,
+    NoNativeKernelsError,
+    find_compiler,
+    native_library,
+)
+from fledge.ops.native_product import Format, NativeMatrix, check_products
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def library() -> NativeLibrary:
+    return native_library()
+
+
+def _halves(*shape: int, generator: torch.Generator) -> Tensor:
+    return (torch.randn(shape, generator=generator) * 0.02).half().float()
+
+
+def _weights(form: Format, rows: int, columns: int, seed: int = 0) -> Tensor:
+    """Floats as a file of such weights holds them once it is dequantised."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = rows * columns // 32
+
+    def whole(low: int, high: int, per: int = 32) -> Tensor:
+        count = rows * columns // per
+        return torch.randint(low, high, (count, per), generator=generator).float()
+
+    if form is Format.FOUR_HALF:
+        step, least = _halves(2, groups, 1, generator=generator)
+        found = whole(0, 16) * step + least
+    elif form is Format.FOUR_FLOAT:
+        step, least = _halves(2, groups, 1, generator=generator)
+        sixes = torch.randint(1, 64, (2, groups, 1), generator=generator)
+        found = whole(0, 16) * (step * sixes[0]) - least * sixes[1]
+    elif form is Format.EIGHT_HALF:
+        codes = whole(-127, 128)
+        codes[:, 0] = 127
+        found = codes * _halves(groups, 1, generator=generator)
+    elif form is Format.EIGHT_FINE:
+        codes = whole(-32, 32, per=16)
+        fine = torch.randint(-127, 128, (2 * groups, 1), generator=generator)
+        found = codes * (_halves(2 * groups, 1, generator=generator) * fine)
+    else:
+        found = torch.randn(rows, columns, generator=generator)
+        found = found.bfloat16().float() if form is Format.BRAIN else found
+    return found.view(rows, columns).contiguous()
+
+
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (7, 96), (50, 832)])
+def test_products_in_every_format(
+    library: NativeLibrary, form: Format, rows: int, columns: int
+) -> None:
+    weight = _weights(form, rows, columns)
+    bias = torch.randn(rows)
+    matrix = NativeMatrix(library, weight, bias)
+    assert matrix.formats == (form,)
+    x = torch.randn(33, columns)
+    whole = matrix(x)
+    wanted = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    sizes = torch.nn.functional.linear(x.abs().double(), weight.abs().double())
+    assert float(((whole - wanted).abs() / (sizes + 1)).max()) < 1e-6
+    for count in range(1, 33):
+        assert matrix(x[:count]).equal(whole[:count]), f"{count} rows have other bits than 33"
+    assert matrix(x[17:20]).equal(whole[17:20])
+
+
+def test_rows_of_odd_length_stay_floats(library: NativeLibrary) -> None:
+    weight = torch.randn(13, 41)
+    matrix, x = NativeMatrix(library, weight), torch.randn(9, 41)
+    assert matrix.formats == (Format.FLOATS,)
+    assert matrix.packed_bytes == 0
+    torch.testing.assert_close(matrix(x), x @ weight.t())
+
+
+def test_packing_gives_back_the_same_floats(library: NativeLibrary) -> None:
+    """Products with unit rows are the weights themselves, whatever they are packed in."""
+    for form in Format:
+        weight = _weights(form, 9, 64, seed=3)
+        matrix = NativeMatrix(library, weight)
+        assert matrix(torch.eye(64)).t().equal(weight)
+
+
+def test_one_other_float_is_not_packed(library: NativeLibrary) -> None:
+    weight = _weights(Format.FOUR_HALF, 40, 64)
+    weight[37, 5] += 1e-3
+    matrix = NativeMatrix(library, weight)
+    assert matrix.formats == (Format.FLOATS,)
+    assert matrix(torch.eye(64)).t().equal(weight)
+
+
+def test_pieces_have_formats_of_their_own(library: NativeLibrary) -> None:
+    first, second = _weights(Format.FOUR_HALF, 6, 64), _weights(Format.EIGHT_HALF, 5, 64)
+    weight = torch.cat([first, second, torch.randn(3, 64)])
+    matrix = NativeMatrix(library, weight, sizes=[6, 5, 3])
+    assert matrix.formats == (Format.FOUR_HALF, Format.EIGHT_HALF, Format.FLOATS)
+    x = torch.randn(6, 64)
+    torch.testing.assert_close(matrix(x), x @ weight.t(), rtol=1e-5, atol=1e-5)
+
+
+def test_rounded_weights_are_near(library: NativeLibrary) -> None:
+    weight = torch.randn(24, 64)
+    matrix = NativeMatrix(library, weight, rounded=Format.EIGHT_HALF)
+    found = matrix(torch.eye(64)).t()
+    assert matrix.formats == (Format.EIGHT_HALF,)
+    assert 0 < float((found - weight).abs().max()) < float(weight.abs().max()) / 200
+
+
+def test_the_library_is_checked(library: NativeLibrary) -> None:
+    assert check_products(library)
+
+
+def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    native_library.cache_clear()
+    try:
+        with pytest.raises(NoNativeKernelsError, match=r"there is no C\+\+ compiler"):
+            native_library()
+    finally:
+        native_library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("compiler")
+    broken = place / "broken-c++"
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\n'
+        "echo 'error: no such target' >&2\nexit 1\n"
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("FLEDGE_CACHE", str(place / "cache"))
+    native_library.cache_clear()
+    try:
+        with pytest.raises(NoNativeKernelsError, match="cannot compile them .error: no such"):
+            native_library()
+    finally:
+        native_library.cache_clear()

@@ -1,0 +1,160 @@
+"""Decoding on a CPU: transformers' generate, ours, and ours with a head, by turns on one machine.
+
+    python tools/measure_cpu_decoding.py --target smollm2-135m-instruct --head HEAD --out FILE.json
+
+Every way answers the same prompts greedily in float32, one at a time, and they take turns prompt by
+prompt, so that all meet the same neighbours on the machine. Times include reading the prompt. The
+texts must be equal. `--passes` also times a pass over 1 to 32 tokens, native and plain.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure_target_pass import Bench
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.contracts import provenance
+from fledge.models.attention import ATTENTION_NAME
+from fledge.models.head_files import load_head
+from fledge.models.resolve import resolve_target
+from fledge.models.target import Target
+from fledge.ops.kernel_choice import choose_kernels
+
+PROMPTS = (
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
+    "May. How many clips did Natalia sell altogether in April and May?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "In three sentences, explain how a young eagle learns to fly.",
+)
+SIZES = (1, 2, 4, 6, 8, 16, 32)
+
+
+def shape_of(text: str) -> TreeSettings:
+    depth, width, budget = (int(one) for one in text.split("x"))
+    return TreeSettings(depth=depth, width=width, budget=budget)
+
+
+class Ways:
+    """The ways that are compared; each returns token ids and the accept length."""
+
+    def __init__(self, target: Target, head: Path | None, shape: str, max_tokens: int) -> None:
+        self.target, self.max_tokens = target, max_tokens
+        one = {"max_requests": 1, "share_prefixes": False}
+        self.plain = Engine(target, settings=EngineSettings(**one))
+        self.by_name: dict[str, Callable[[list[int]], tuple[list[int], float]]] = {
+            "transformers": self.transformers,
+            "plain": lambda ids: self.engine(self.plain, ids),
+        }
+        if head is not None:
+            settings = EngineSettings(**one, controller="fixed", tree=shape_of(shape))
+            drafting = Engine(target, load_head(head), settings)
+            self.by_name["head"] = lambda ids: self.engine(drafting, ids)
+
+    def engine(self, engine: Engine, ids: list[int]) -> tuple[list[int], float]:
+        (answer,) = engine.generate([ids], SamplingParams(max_tokens=self.max_tokens))
+        return list(answer.token_ids), answer.stats.accept_length
+
+    def transformers(self, ids: list[int]) -> tuple[list[int], float]:
+        model, rows = self.target._model, torch.tensor([ids])
+        model.set_attn_implementation("sdpa")
+        try:
+            output = model.generate(
+                rows,
+                attention_mask=torch.ones_like(rows),
+                do_sample=False,
+                max_new_tokens=self.max_tokens,
+            )
+        finally:
+            model.set_attn_implementation(ATTENTION_NAME)
+        return output[0, len(ids) :].tolist(), 1.0
+
+
+def decoding(ways: Ways, rounds: int) -> dict[str, Any]:
+    tokenizer = ways.target.tokenizer
+    asked = [tokenizer.encode_prompt(text) for text in PROMPTS]
+    seconds: dict[str, list[float]] = {name: [] for name in ways.by_name}
+    answers: dict[str, list[list[int]]] = {name: [] for name in ways.by_name}
+    lengths: dict[str, list[float]] = {name: [] for name in ways.by_name}
+    for turn in range(rounds + 1):
+        spent = dict.fromkeys(ways.by_name, 0.0)
+        for ids in asked:
+            for name, way in ways.by_name.items():
+                started = time.perf_counter()
+                tokens, length = way(ids)
+                spent[name] += time.perf_counter() - started
+                if turn == 1:
+                    answers[name].append(tokens)
+                    lengths[name].append(length)
+        for name, total in spent.items():
+            if turn:  # the first round warms up
+                seconds[name].append(total)
+        print(turn, {name: round(total, 2) for name, total in spent.items()}, flush=True)
+    num_tokens = sum(len(one) for one in answers["plain"])
+    return {
+        "tokens": num_tokens,
+        "same_tokens": all(one == answers["transformers"] for one in answers.values()),
+        "ways": {
+            name: {
+                "tokens_per_s": num_tokens / min(values),
+                "median_tokens_per_s": num_tokens / statistics.median(values),
+                "accept_lengths": lengths[name],
+            }
+            for name, values in seconds.items()
+        },
+    }
+
+
+def passes(target: Target, rounds: int) -> dict[str, Any]:
+    """Best milliseconds of a pass behind 128 tokens, by tokens in it."""
+    bench, found = Bench(target, 128, max(SIZES)), {"native": {}, "plain": {}}
+    for num_tokens in SIZES:
+        for name, choice in (("native", "auto"), ("plain", "plain")):
+            times = []
+            with choose_kernels(choice):  # type: ignore[arg-type]
+                for _ in range(rounds + 1):
+                    started = time.perf_counter()
+                    bench.run("fast", num_tokens)
+                    times.append(time.perf_counter() - started)
+            found[name][str(num_tokens)] = 1e3 * min(times[1:])
+        print(num_tokens, found["native"][str(num_tokens)], flush=True)
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--shape", default="4x1x4", help="depth x width x budget of the trees")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--passes", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(words)
+    directory = resolve_target(options.target).directory
+    target = Target.load(directory, dtype=torch.float32, device=torch.device("cpu"))
+    document: dict[str, Any] = {
+        "what": "greedy decoding on a CPU in float32, by turns",
+        "target": Path(options.target).name,
+        "head": options.head.name if options.head else None,
+        "shape": options.shape,
+        "threads": torch.get_num_threads(),
+        "decoding": decoding(
+            Ways(target, options.head, options.shape, options.max_tokens), options.rounds
+        ),
+        "provenance": provenance.collect(device="cpu"),
+    }
+    if options.passes:
+        document["pass_ms"] = passes(target, 8)
+    print(json.dumps(document["decoding"], indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
