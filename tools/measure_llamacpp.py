@@ -155,7 +155,8 @@ def describe(
                 ),
                 3,
             ),
-            "accept_length": rounds[0][number].accept_length,
+            # Cycles that stopped before their first draft are not seen.
+            "accept_length": None if setting.p_min else rounds[0][number].accept_length,
             "same_texts": sum(
                 ours == plain
                 for ours, plain in zip(rounds[0][number].token_ids, plain_texts, strict=True)
