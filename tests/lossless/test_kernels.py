@@ -43,3 +43,24 @@ def test_drafts_of_a_head() -> None:
         engine = Engine(target, tiny_head(target), SETTINGS)
         answers = engine.generate(asked, SamplingParams(max_tokens=3))
     assert token_ids(answers) == expected
+
+
+@pytest.mark.slow
+def test_prompts_that_join_a_batch() -> None:
+    """Passes that are filled up, and prompts that bring no rows."""
+    _, target = pair("llama")
+    tree = TreeSettings(depth=2, width=2, budget=3)
+    settings = EngineSettings(graphs="on", tree=tree, max_requests=4, max_pass_tokens=64)
+    asked = [[5, 6, 7], [8] * 20, [9, 10], [11] * 33]
+    params = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (6, 3, 1, 5)]
+    plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
+    running = []
+    with choose_kernels("triton"):
+        engine = Engine(target, tiny_head(target, draft_vocab_size=97), settings)
+        for prompt, wanted in zip(asked, params, strict=True):
+            running.append(engine.add(engine.make_request(prompt, wanted)))
+            engine.step()
+            engine.step()
+        while engine.has_work:
+            engine.step()
+    assert [seq.output_ids for seq in running] == token_ids(plain)

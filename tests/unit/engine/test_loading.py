@@ -29,7 +29,10 @@ def test_it_says_where_the_target_comes_from_and_how_it_runs(tmp_path: Path) -> 
     directory = save_tiny_target(tmp_path / "target")
     notes = Notes()
     Engine.load(str(directory), dtype="bfloat16", device="cpu", progress=notes)
-    assert notes.lines == [f"{directory}: local directory; running in bfloat16 on cpu"]
+    assert notes.lines == [
+        f"{directory}: local directory; running in bfloat16 on cpu",
+        "head: none, one token at a time",
+    ]
 
 
 def test_it_says_which_of_the_targets_wishes_it_does_not_fulfil(tmp_path: Path) -> None:
@@ -40,4 +43,4 @@ def test_it_says_which_of_the_targets_wishes_it_does_not_fulfil(tmp_path: Path) 
     path.write_text(json.dumps(wishes))
     notes = Notes()
     Engine.load(str(directory), device="cpu", progress=notes)
-    assert "asks for {'no_repeat_ngram_size': 3} in its generation_config.json" in notes.lines[1]
+    assert "asks for {'no_repeat_ngram_size': 3} in its generation_config.json" in notes.lines[2]
