@@ -19,7 +19,7 @@ from typing import Any
 
 from fledge import SamplingParams
 from fledge.contracts import provenance
-from fledge.contracts.dialects import HeadPrecision
+from fledge.contracts.dialects import PRECISIONS
 from fledge.contracts.settings import TreeSettings
 from fledge.interop.engines.installation import InstalledEngine, find_engine
 from fledge.interop.engines.job import EngineAnswers, EngineRun, run_in_engine
@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=1, help="of each task of a suite")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--depths", default="1,2,3,4")
-    parser.add_argument("--precisions", default=f"{STORED},q8_0,q4_0")
+    parser.add_argument("--precisions", default=",".join((STORED, *PRECISIONS)))
     parser.add_argument("--p-min", default="0", help="probabilities below which drafting stops")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--device", default="CPU, 2 cores")
@@ -94,7 +94,7 @@ def export_all(
     """The head in each precision, with the target beside it."""
     found = {}
     for name in {setting.precision for setting in settings} | {STORED}:
-        precision: HeadPrecision | None = None if name == STORED else name  # type: ignore[assignment]
+        precision = next((known for known in PRECISIONS if known == name), None)
         export_head(
             options.head,
             folder / name,

@@ -12,7 +12,6 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from fledge.contracts.dialects import HeadPrecision
-from fledge.contracts.errors import ConfigError
 from fledge.models.head import Eagle3Head
 
 _TYPES: dict[HeadPrecision, GGMLQuantizationType] = {
@@ -30,8 +29,6 @@ def block_type(tensor: Tensor, precision: HeadPrecision | None) -> GGMLQuantizat
 
 def rounded_head(head: Eagle3Head, precision: HeadPrecision) -> Eagle3Head:
     """The head that llama.cpp computes with: rounded values, in float32, which holds them all."""
-    if precision not in _TYPES:
-        raise ConfigError(f"the precision is {precision!r}; it must be one of {', '.join(_TYPES)}.")
     copied = copy.deepcopy(head).float()
     with torch.no_grad():
         for parameter in copied.parameters():
