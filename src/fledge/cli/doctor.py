@@ -13,6 +13,7 @@ from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json
 from fledge.models.fast_families import FAMILIES
 from fledge.store.capacity import format_bytes
+from fledge.store.compiler import find_compiler
 
 _PYTHONS = ((3, 11), (3, 12))
 _LEAST_DISK_BYTES = 2_000_000_000
@@ -69,6 +70,7 @@ def _facts() -> dict[str, Any]:
         "shipped_heads": machine.look_at_heads(),
         "pip": machine.has_pip(),
         "npm": shutil.which("npm"),
+        "cpp_compiler": find_compiler(),
     }
 
 
@@ -84,6 +86,9 @@ def _problems(facts: dict[str, Any]) -> list[Problem]:
         remedy = "install fledge again (in its source folder: make setup)"
         what = facts["shipped_heads"]["error"]
         found.append(Problem(what, "makes the default target faster", remedy, is_needed=False))
+    if facts["cpp_compiler"] is None:
+        purpose = "compiles kernels with which a CPU decodes several times faster"
+        found.append(Problem("no C++ compiler", purpose, "install g++ or clang++", False))
     if facts["npm"] is None:
         names = ", ".join(machine.aliases_carried_by("npm"))
         found.append(
@@ -157,6 +162,7 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("CUDA", "no device"))
     rows.append(("fast targets", f"{', '.join(facts['fast_families'])}; others are slower"))
     rows += [("pip", "yes" if facts["pip"] else "no"), ("npm", facts["npm"] or "no")]
+    rows.append(("C++ compiler", facts["cpp_compiler"] or "no: CPUs are slower"))
     return rows
 
 

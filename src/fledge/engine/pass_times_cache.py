@@ -19,7 +19,7 @@ from fledge.engine.pass_times import PassTimes, measure_curve
 from fledge.store.cache import CacheLayout
 from fledge.store.manifest import write_json
 
-_FORMAT = 1
+_FORMAT = 2
 _CONTEXT_TOKENS = 2048
 _TARGET_BUDGET_S = 6.0
 _HEAD_BUDGET_S = 3.0

@@ -10,9 +10,7 @@ compiler, or what it made does not compute what it should, plain operations take
 import ctypes
 import hashlib
 import logging
-import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,10 +20,10 @@ from pathlib import Path
 import torch
 
 from fledge.store.cache import CacheLayout, default_cache_dir
+from fledge.store.compiler import COMPILERS, find_compiler
 
 _SOURCES = Path(__file__).parent / "native"
 _MAIN = "decoder.cpp"
-_COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 _MOST_SECONDS = 300
 _log = logging.getLogger(__name__)
@@ -62,18 +60,11 @@ def native_library() -> NativeLibrary:
         raise NoNativeKernelsError(f"the compiled kernels cannot be loaded ({error})") from error
 
 
-def find_compiler() -> str | None:
-    """Path of the C++ compiler that is used: `$CXX`, or the first that is there."""
-    wanted = os.environ.get("CXX")
-    names = (wanted,) if wanted else _COMPILERS
-    return next((found for name in names if (found := shutil.which(name))), None)
-
-
 def _ensure_built() -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise NoNativeKernelsError(
-            f"there is no C++ compiler ({', '.join(_COMPILERS)}, or another one named by CXX)"
+            f"there is no C++ compiler ({', '.join(COMPILERS)}, or another one named by CXX)"
         )
     command = [compiler, *_FLAGS, *_processor_flags(), *_openmp_flags(compiler)]
     path = CacheLayout(default_cache_dir()).native / f"{_key(command)}.so"

@@ -12,8 +12,9 @@ from fledge.models import native_check
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVGroups
-from fledge.ops.native_library import find_compiler, native_library
+from fledge.ops.native_library import native_library
 from fledge.ops.paged import TreePass
+from fledge.store.compiler import find_compiler
 from fledge.testing import target_of, tiny_head, tiny_model
 from tests.lossless.support import greedy, prompts, token_ids
 from tests.paged_cases import tree_pass

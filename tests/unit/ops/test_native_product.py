@@ -4,13 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.ops.native_library import (
-    NativeLibrary,
-    NoNativeKernelsError,
-    find_compiler,
-    native_library,
-)
+from fledge.ops.native_library import NativeLibrary, NoNativeKernelsError, native_library
 from fledge.ops.native_product import Format, NativeMatrix, check_products
+from fledge.store.compiler import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
 
