@@ -24,7 +24,7 @@ from fledge.models.attention import ATTENTION_NAME
 from fledge.models.head_files import load_head
 from fledge.models.resolve import resolve_target
 from fledge.models.target import Target
-from fledge.ops.kernel_choice import choose_kernels
+from fledge.ops.kernel_choice import KernelChoice, choose_kernels
 
 PROMPTS = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
@@ -33,6 +33,7 @@ PROMPTS = (
     "In three sentences, explain how a young eagle learns to fly.",
 )
 SIZES = (1, 2, 4, 6, 8, 16, 32)
+CHOICES: dict[str, KernelChoice] = {"native": "auto", "plain": "plain"}
 
 
 def shape_of(text: str) -> TreeSettings:
@@ -112,11 +113,11 @@ def decoding(ways: Ways, rounds: int) -> dict[str, Any]:
 
 def passes(target: Target, rounds: int) -> dict[str, Any]:
     """Best milliseconds of a pass behind 128 tokens, by tokens in it."""
-    bench, found = Bench(target, 128, max(SIZES)), {"native": {}, "plain": {}}
+    bench, found = Bench(target, 128, max(SIZES)), {name: {} for name in CHOICES}
     for num_tokens in SIZES:
-        for name, choice in (("native", "auto"), ("plain", "plain")):
+        for name, choice in CHOICES.items():
             times = []
-            with choose_kernels(choice):  # type: ignore[arg-type]
+            with choose_kernels(choice):
                 for _ in range(rounds + 1):
                     started = time.perf_counter()
                     bench.run("fast", num_tokens)

@@ -2,6 +2,7 @@
 them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVGroups
 from fledge.ops.native_library import native_library
-from fledge.ops.paged import TreePass
+from fledge.ops.paged import BlockTables, TreePass
 from fledge.store.compiler import find_compiler
 from fledge.testing import target_of, tiny_head, tiny_model
 from tests.lossless.support import greedy, prompts, token_ids
-from tests.paged_cases import tree_pass
+from tests.paged_cases import BLOCK_SIZE, tree_pass
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
 ARCHITECTURES = ("llama-tied", "qwen2", "qwen3", "gemma2-hybrid", "gemma3-hybrid", "olmo2")
@@ -34,13 +35,17 @@ def _native_target(architecture: str) -> Target:
 def _passes(target: Target) -> Iterator[TreePass]:
     """The contexts of some requests, then chains and trees behind them."""
     with choose_kernels("native"):
-        windows = target._fast_decoder()._native.windows  # type: ignore[union-attr]
+        decoder = target._fast_decoder()
+    assert decoder is not None
+    assert decoder._native is not None
+    windows = decoder._native.windows
     for contexts in (True, False):
         requests = [(0, max(1, c), 0) if contexts else (c, n, d) for c, n, d in REQUESTS]
         packed = tree_pass(requests, windows[0])
         # One table for all kinds of attention, with room for both passes.
         table_BP = torch.arange(len(REQUESTS) * 4).view(len(REQUESTS), 4)
-        packed.tables.by_window.update(dict.fromkeys(windows, table_BP))  # type: ignore[attr-defined]
+        tables = BlockTables(BLOCK_SIZE, dict.fromkeys(windows, table_BP))
+        packed = replace(packed, tables=tables)
         packed.token_ids_T.copy_(torch.arange(packed.num_tokens) * 7 % 90 + 3)
         yield packed
 
