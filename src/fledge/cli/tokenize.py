@@ -116,6 +116,11 @@ def _show(out: Path, manifest: "Manifest", *, json: bool) -> None:
         say(f"left out {count(entry['rows'], 'row')}, the first {entry['first_row']}: {reason}")
     if rows["without_answer"]:
         say(f"left out {count(rows['without_answer'], 'row')} in which the target said nothing")
+    if counts["samples_looping"]:
+        say(
+            f"ended {count(counts['samples_looping'], 'sample')} that go round in circles, "
+            f"{counts['tokens_looping']:,} tokens earlier (tokenize.keep_loops keeps them)"
+        )
     if counts["samples_cut"]:
         say(
             f"cut {count(counts['samples_cut'], 'sample')} by {counts['tokens_cut']:,} tokens; "

@@ -255,6 +255,9 @@ class TokenizeSettings:
     draft_vocab_size: int = 8192
     """Tokens the head may draft: the most frequent ones among those with loss."""
 
+    keep_loops: bool = False
+    """Keep all of an answer that goes round in circles; otherwise it ends soon after they begin."""
+
     shard_tokens: int = 4_000_000
     """Tokens per file of the corpus."""
 

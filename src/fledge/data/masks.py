@@ -14,7 +14,10 @@ token. Where a template strips or moves earlier text, they do not, and there are
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fledge.contracts.conversation import Answer, Conversation
+from fledge.data.loops import MIN_RUN, find_loop
 from fledge.models.chat_spans import AnsweredTurn, UnclearTurn
 from fledge.models.tokenizer import TargetTokenizer
 
@@ -48,6 +51,16 @@ class MaskedSample:
     @property
     def num_loss_tokens(self) -> int:
         return sum(self.loss_mask)
+
+    def loop_end(self) -> int | None:
+        """Where an answer has gone round in circles for some tokens; None where none does."""
+        mask = np.asarray(self.loss_mask, dtype=np.int8)
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            place = find_loop(self.token_ids[start:stop])
+            if place is not None:
+                return int(start) + place + MIN_RUN
+        return None
 
     def cut(self, max_tokens: int) -> "MaskedSample":
         """At most so many tokens, from the beginning."""

@@ -57,6 +57,8 @@ def summarise(
         "samples_dropped": tally.samples_dropped,
         "tokens": tokens,
         "tokens_cut": tally.tokens_cut,
+        "samples_looping": tally.samples_looping,
+        "tokens_looping": tally.tokens_looping,
         "loss_tokens": loss_tokens,
         "loss_share": round(loss_tokens / tokens, 6),
         "lengths": _lengths(lengths),

@@ -105,7 +105,8 @@ class RowTokenizer:
         self, samples: Iterable[MaskedSample], tally: TokenizeTally
     ) -> tuple[MaskedSample, ...]:
         kept = []
-        for sample in samples:
+        for whole in samples:
+            sample = whole if self._settings.keep_loops else _without_loop(whole, tally)
             cut = sample.cut(self._settings.max_tokens)
             num_cut = len(sample.token_ids) - len(cut.token_ids)
             tally.samples_cut += num_cut > 0
@@ -120,6 +121,16 @@ class RowTokenizer:
         """Special tokens that answers end with: the draft vocabulary must have them."""
         special = set(self._tokenizer.special_tokens.values())
         return {turn.answer_ids[-1] for turn in turns} & special
+
+
+def _without_loop(sample: MaskedSample, tally: TokenizeTally) -> MaskedSample:
+    """Circles are easy to guess: in full, they would be most of what is learned."""
+    end = sample.loop_end()
+    if end is None or end >= len(sample.token_ids):
+        return sample
+    tally.samples_looping += 1
+    tally.tokens_looping += len(sample.token_ids) - end
+    return sample.cut(end)
 
 
 def _refuse_broken_text(turns: Sequence[AnsweredTurn]) -> None:

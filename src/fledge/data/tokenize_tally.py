@@ -34,6 +34,12 @@ class TokenizeTally:
     """Cut, and nothing that the target said was left."""
 
     tokens_cut: int = 0
+    samples_looping: int = 0
+    """Ended soon after they began to go round in circles."""
+
+    tokens_looping: int = 0
+    """What that left out."""
+
     turns: int = 0
     """Answers of the target in the rows that are used."""
 

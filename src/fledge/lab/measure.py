@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fledge.contracts.errors import RequestError
+from fledge.data.loops import find_loop
 from fledge.engine.engine import Engine
 from fledge.engine.sequence import Sequence as Running
-from fledge.lab.loops import find_loop
 from fledge.lab.questions import DecodeOptions, Question
 
 Clock = Callable[[Engine], float]

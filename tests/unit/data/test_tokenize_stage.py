@@ -20,6 +20,7 @@ from fledge.contracts.conversation import Conversation
 from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.contracts.progress import SilentProgress, Task
+from fledge.data.loops import MIN_RUN
 from fledge.data.tokenize_stage import TokenizeJob, estimate_job, prepare_job, tokenize
 from fledge.data.tokenize_tally import MAX_REASONS, TokenizeTally
 from fledge.models.tokenizer import TargetTokenizer
@@ -172,13 +173,22 @@ def test_samples_are_cut_at_the_end(tmp_path: Path, target: Path) -> None:
         answered(2, "q", "long " * 60),
         answered(3, "q" * 300, "behind the cut"),
     ]
-    manifest, corpus = tokenized(tmp_path, target, rows)
+    manifest, corpus = tokenized(tmp_path, target, rows, replace(SMALL, keep_loops=True))
     counts = manifest.counts
     assert corpus.lengths.tolist()[1] == 200
     assert [sample.row_id for sample in corpus] == ["chat/1", "chat/2"]
     assert (counts["samples_cut"], counts["samples_dropped"]) == (2, 1)
     assert (counts["rows"]["used"], counts["rows"]["cut_away"]) == (2, 1)
     assert counts["tokens_cut"] > 100
+
+
+def test_answers_end_where_they_go_round_in_circles(tmp_path: Path, target: Path) -> None:
+    rows = [answered(1, "q", "short"), answered(2, "q", "long " * 60)]
+    manifest, corpus = tokenized(tmp_path, target, rows)
+    assert manifest.counts["samples_looping"] == 1
+    assert manifest.counts["tokens_looping"] > 100
+    assert manifest.counts["samples_cut"] == 0
+    assert corpus[1].loss_mask.sum() == len("long ") + MIN_RUN
 
 
 def test_raw_answers_stay_raw(tmp_path: Path, target: Path) -> None:

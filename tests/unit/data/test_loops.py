@@ -1,6 +1,7 @@
 """Looping spans: the third time is one time too many."""
 
-from fledge.lab.loops import find_loop
+from fledge.data.loops import MIN_RUN, find_loop
+from fledge.data.masks import MaskedSample
 
 
 def test_spans_begin_with_the_second_time() -> None:
@@ -21,3 +22,13 @@ def test_what_is_short_or_varied_is_no_loop() -> None:
 
 def test_the_earliest_of_several_counts() -> None:
     assert find_loop([*range(30), *[1, 2] * 10, *range(50, 80), *[3] * 20]) == 32
+
+
+def test_samples_end_soon_after_an_answer_begins_to_circle() -> None:
+    circle = [7, 8, 9]
+    prompt, answer = circle * 20, [1, 2, 3, 4, *circle * 20]
+    sample = MaskedSample(1, prompt + answer, [False] * 60 + [True] * 64)
+    # What the user repeats is no circle of the target's.
+    assert sample.loop_end() == 60 + 4 + 3 + MIN_RUN
+    assert MaskedSample(1, answer, [False] * 64).loop_end() is None
+    assert MaskedSample(1, list(range(64)), [True] * 64).loop_end() is None
