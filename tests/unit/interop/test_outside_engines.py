@@ -11,6 +11,7 @@ from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.settings import TreeSettings
 from fledge.contracts.tuned_settings import TunedSettings
+from fledge.interop.engines import sglang_runner
 from fledge.interop.engines.acceptance import our_acceptance
 from fledge.interop.engines.installation import InstalledEngine, find_engine
 from fledge.interop.engines.job import EngineRun, run_in_engine
@@ -191,3 +192,28 @@ def test_the_last_layer_is_refused_for_llama_cpp(tmp_path: Path) -> None:
     save_head(tiny_head(model, taps=(1, 2, 4)), tmp_path / "head")
     with pytest.raises(MismatchError, match="hands over the normed state"):
         export_head(tmp_path / "head", tmp_path / "out", "gguf", target=str(target))
+
+
+@pytest.mark.parametrize("name", ["spec_correct_drafts_histogram", "spec_accept_histogram"])
+def test_sglang_counts_passes_by_how_many_drafts_they_accepted(name: str) -> None:
+    """Two answers: passes that accepted none, one, two and so on of three drafts."""
+    facts = [{name: [2, 1, 0, 3]}, {name: [1, 1]}, {}]
+    assert sglang_runner._accepted(facts, 3) == [8, 5, 3, 3]
+    assert sglang_runner._accepted([{}], 0) == [0]
+
+
+def test_options_of_an_engine_are_handed_over(tmp_path: Path) -> None:
+    run = EngineRun(
+        target=tmp_path,
+        head=tmp_path,
+        tree=TreeSettings(depth=3, width=1, budget=3),
+        prompts=((1,),),
+        params=SamplingParams(),
+        eos_token_ids=(),
+        dtype="bfloat16",
+        max_model_len=64,
+        engine_options={"attention_backend": "triton"},
+    )
+    options = sglang_runner._options(run.as_json())
+    assert options["attention_backend"] == "triton"
+    assert options["speculative_num_draft_tokens"] == 4
