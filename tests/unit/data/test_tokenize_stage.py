@@ -38,7 +38,7 @@ from tests.unit.data.tokenize_support import (
     write_source,
 )
 
-SMALL = TokenizeSettings(max_tokens=200, draft_vocab_size=24, shard_tokens=600)
+SMALL = TokenizeSettings(max_tokens=200, draft_vocab_size=24, shard_tokens=600, keep_loops=True)
 HEAD = "<|im_start|>system\nYou are Eyas.<|im_end|>\n<|im_start|>user\n"
 
 
@@ -173,7 +173,7 @@ def test_samples_are_cut_at_the_end(tmp_path: Path, target: Path) -> None:
         answered(2, "q", "long " * 60),
         answered(3, "q" * 300, "behind the cut"),
     ]
-    manifest, corpus = tokenized(tmp_path, target, rows, replace(SMALL, keep_loops=True))
+    manifest, corpus = tokenized(tmp_path, target, rows)
     counts = manifest.counts
     assert corpus.lengths.tolist()[1] == 200
     assert [sample.row_id for sample in corpus] == ["chat/1", "chat/2"]
@@ -184,7 +184,8 @@ def test_samples_are_cut_at_the_end(tmp_path: Path, target: Path) -> None:
 
 def test_answers_end_where_they_go_round_in_circles(tmp_path: Path, target: Path) -> None:
     rows = [answered(1, "q", "short"), answered(2, "q", "long " * 60)]
-    manifest, corpus = tokenized(tmp_path, target, rows)
+    settings = replace(SMALL, keep_loops=False)
+    manifest, corpus = tokenized(tmp_path, target, rows, settings)
     assert manifest.counts["samples_looping"] == 1
     assert manifest.counts["tokens_looping"] > 100
     assert manifest.counts["samples_cut"] == 0
