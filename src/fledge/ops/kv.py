@@ -90,6 +90,12 @@ class KVPool:
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Copy rows in every layer; reads all before it writes, so the two may overlap."""
+        if from_slots.device.type == "cpu":
+            # Asking is free here, and what was accepted of a chain lies where it belongs.
+            is_elsewhere = from_slots != to_slots
+            if not is_elsewhere.any():
+                return
+            from_slots, to_slots = from_slots[is_elsewhere], to_slots[is_elsewhere]
         for rows in self._layers.values():
             for pool in rows:
                 pool[to_slots] = pool[from_slots]
@@ -129,7 +135,8 @@ class KVPool:
 def written_once(slots_T: Tensor) -> Tensor:
     """Rows whose slot no other row has: rows that only fill a pass share theirs."""
     _, place_T, counts = torch.unique(slots_T, return_inverse=True, return_counts=True)
-    return counts[place_T] == 1
+    is_alone_T: Tensor = counts[place_T] == 1
+    return is_alone_T
 
 
 def _have_same_bits(one: Tensor, other: Tensor) -> bool:
