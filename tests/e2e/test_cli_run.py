@@ -149,6 +149,7 @@ def kill_when(process: subprocess.Popen[bytes], out: Path, pattern: str) -> None
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_the_whole_road_killed_on_the_way(
     run: RunProgram, program: list[str], language_target: Path, tmp_path: Path
 ) -> None:

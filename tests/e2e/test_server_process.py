@@ -56,6 +56,7 @@ def drain(process: subprocess.Popen[bytes], url: str) -> None:
     wait_until(lambda: not Path(f"/proc/{engine_id}").exists(), "the engine has gone")
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_with_its_batch(
     program: list[str], roomy_target_dir: Path, tmp_path: Path
 ) -> None:

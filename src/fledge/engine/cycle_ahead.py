@@ -14,7 +14,7 @@ from fledge.contracts.settings import EngineSettings
 from fledge.engine import cycle_groups
 from fledge.engine.cache import PagedCache
 from fledge.engine.commits import commit
-from fledge.engine.cycle_end import CycleEnd
+from fledge.engine.cycle_end import CycleEnd, report_of
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.drafter import Drafter
 from fledge.engine.head_drafter import HeadDrafter
@@ -260,7 +260,7 @@ class CycleAhead:
         self._collected += others_s
         emitted = self._take(replace(first, said=said), num_cycles=len(cycles))
         for cycle in others:
-            self._end.report(replace(_report_of(cycle, 0, 0.0), emitted=emitted))
+            self._end.report(replace(report_of(cycle, 0, 0.0), emitted=emitted))
 
     def _take(self, got: Collected, *, num_cycles: int = 1) -> int:
         """Take in what was read of some cycles; returns each one's share in the tokens."""
@@ -280,7 +280,7 @@ class CycleAhead:
         if got.started.is_reading:
             self._prompts_due = self._collected + _SHARE_BEFORE_PROMPTS * got.target_s
         other_s = max(0.0, self._collected - collected - got.draft_s - got.target_s)
-        report = _report_of(got, num_fresh, other_s)
+        report = report_of(got, num_fresh, other_s)
         share = result.num_emitted // num_cycles
         self._end.report(
             replace(
@@ -295,21 +295,3 @@ class CycleAhead:
     def forget(self) -> None:
         """Nobody asks for what is in flight."""
         self._steady.forget()
-
-
-def _report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
-    """What a cycle, or a pass over prompts, took."""
-    one, num_said = got.started, 0 if got.started.is_reading else len(got.said)
-    num_drafted = sum(said.had_drafts for said in got.said.values())
-    everyone = None if num_drafted == num_said else num_drafted
-    return CycleReport(
-        plan=one.plan if one.is_reading else replace(one.plan, num_drafted=everyone),
-        load=replace(one.load, num_requests=num_said),
-        target_s=got.target_s,
-        draft_s=got.draft_s,
-        other_s=other_s,
-        emitted=0,
-        num_extended=num_fresh + one.num_caught_up,
-        gains=one.gains,
-        is_cold=one.is_cold,
-    )
