@@ -1,6 +1,7 @@
 """Real directories for the program to load, made once; and the program, run in this process."""
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from fledge import EngineSettings
 from fledge.cli.main import main
 from fledge.contracts.batch_settings import BatchSettings
 from fledge.models.head_files import save_head
+from fledge.models.shipped_heads import tuning_file
 from fledge.models.target import Target
 from fledge.testing import save_tiny_target, tiny_head
 from tests.e2e.server_support import (
@@ -23,6 +25,7 @@ from tests.e2e.server_support import (
     RunningServer,
     running_server,
 )
+from tests.shipped_pairs import ship, shipped_from, tuning
 
 
 @pytest.fixture(scope="session")
@@ -137,3 +140,16 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test looks into the user's cache, and none leaves settings behind."""
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", os.environ.get("TRANSFORMERS_VERBOSITY", "error"))
+
+
+@pytest.fixture(scope="module")
+def heads(
+    tmp_path_factory: pytest.TempPathFactory, target_dir: Path, head_dir: Path
+) -> Iterator[Path]:
+    """The tiny target's head, as if it came with fledge, tuned for the CPU."""
+    root = tmp_path_factory.mktemp("shipped")
+    shipped = ship(head_dir, target_dir, root)
+    document = tuning("", shipped.manifest.plan.identity["weights"])
+    (shipped.directory / tuning_file("cpu")).write_text(json.dumps(document))
+    with shipped_from(root):
+        yield root

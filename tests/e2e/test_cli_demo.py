@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from fledge.cli.demo_page import WIDTH, page_text
 from fledge.cli.demo_prompts import PROMPTS
 from fledge.cli.main import main
 from fledge.contracts.recipe import DEFAULT_TARGET
-from fledge.models.shipped_heads import find_shipped_head, tuning_file
+from fledge.models.shipped_heads import find_shipped_head
 from fledge.testing import save_tiny_target
 from tests.e2e.conftest import RunProgram
-from tests.shipped_pairs import ship, shipped_from, tuning
+from tests.shipped_pairs import tuning
 
 FIGURES = {
     "outputs_identical",
@@ -26,19 +25,6 @@ FIGURES = {
     "speedup",
     "accept_length",
 }
-
-
-@pytest.fixture(scope="module")
-def heads(
-    tmp_path_factory: pytest.TempPathFactory, target_dir: Path, head_dir: Path
-) -> Iterator[Path]:
-    """The tiny target's head, as if it came with fledge, tuned for the CPU."""
-    root = tmp_path_factory.mktemp("shipped")
-    shipped = ship(head_dir, target_dir, root)
-    document = tuning("", shipped.manifest.plan.identity["weights"])
-    (shipped.directory / tuning_file("cpu")).write_text(json.dumps(document))
-    with shipped_from(root):
-        yield root
 
 
 @pytest.fixture

@@ -1,37 +1,18 @@
 """The default head where the device is known late: the server's engine, bench, other engines."""
 
-import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from fledge.cli.bench import _own_arms
 from fledge.cli.drafting import Drafting, choose_drafting
 from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.settings import EngineSettings, TreeSettings
-from fledge.models.shipped_heads import tuning_file
 from fledge.server.engine_process import Sender, _load
 from fledge.server.wire import EngineChoice
 from tests.e2e.conftest import RunProgram
-from tests.shipped_pairs import ship, shipped_from, tuning
 
 TUNED = TreeSettings(depth=3, width=2, budget=5)
-
-
-@pytest.fixture(scope="module")
-def heads(
-    tmp_path_factory: pytest.TempPathFactory, target_dir: Path, head_dir: Path
-) -> Iterator[Path]:
-    """The tiny target's head, as if it came with fledge, tuned for the CPU."""
-    root = tmp_path_factory.mktemp("shipped")
-    shipped = ship(head_dir, target_dir, root)
-    document = tuning("", shipped.manifest.plan.identity["weights"])
-    (shipped.directory / tuning_file("cpu")).write_text(json.dumps(document))
-    with shipped_from(root):
-        yield root
 
 
 def drafting(target: Path, head: str = "default", tree: TreeSettings | None = None) -> Drafting:

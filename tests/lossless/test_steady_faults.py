@@ -8,7 +8,6 @@ controllers that are told of drafts nobody had or of less work than there was.
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
@@ -16,22 +15,12 @@ from fledge.engine.controller import FixedController
 from fledge.engine.draft_gains import expected_gains
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.models.head import Eagle3Head
-from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.ops.tree import Candidates
-from tests.engines.forced_pair import CIRCLE, save_forced_head, save_forced_target
+from tests.engines.forced_pair import CIRCLE
 from tests.lossless.support import pair, token_ids
 
 Pair = tuple[Target, Eagle3Head]
-
-
-@pytest.fixture(scope="module")
-def forced(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A pair whose drafts are all right."""
-    folder = tmp_path_factory.mktemp("forced")
-    target = save_forced_target(folder / "target")
-    loaded = Target.load(target, dtype=torch.float32, device=torch.device("cpu"))
-    return loaded, load_head(save_forced_head(folder / "head"))
 
 
 def settings(depth: int = 3, width: int = 3, budget: int = 9, **changes: Any) -> EngineSettings:

@@ -10,29 +10,18 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady import Steady
 from fledge.engine.steady_reading import pass_sizes
 from fledge.models.head import Eagle3Head
-from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.testing import tiny_head
-from tests.engines.forced_pair import CIRCLE, save_forced_head, save_forced_target
+from tests.engines.forced_pair import CIRCLE
 from tests.lossless.support import pair, token_ids
 
 Pair = tuple[Target, Eagle3Head]
-
-
-@pytest.fixture(scope="module")
-def forced(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A pair whose drafts are all right."""
-    folder = tmp_path_factory.mktemp("forced")
-    target = save_forced_target(folder / "target")
-    loaded = Target.load(target, dtype=torch.float32, device=torch.device("cpu"))
-    return loaded, load_head(save_forced_head(folder / "head"))
 
 
 def settings(**changes: Any) -> EngineSettings:

@@ -8,7 +8,7 @@ from fledge.contracts.outputs import TokenLogprobs
 from fledge.engine.sequence import Sequence
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Said:
     """What one request's walk yielded, on the host."""
 
@@ -29,9 +29,6 @@ class Said:
 
     num_read: int = 1
     """Committed tokens that it brought to the pass."""
-
-    num_cycles: int = 1
-    """Cycles that the tokens are of; with several, each is the target's own."""
 
     was_decoding: bool = True
     logprobs: tuple[TokenLogprobs, ...] | None = None
@@ -61,7 +58,7 @@ def commit(said: Many[Said]) -> Yield:
             _fail(one)
             continue
         seq.is_suspect = False
-        count = seq.commit(one.tokens, one.logprobs, num_cycles=one.num_cycles)
+        count = seq.commit(one.tokens, one.logprobs)
         # A chunk leaves its own entries; so do accepted drafts, the last token never does.
         seq.kv_len += one.num_read + count - 1
         if one.was_decoding:

@@ -11,10 +11,9 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from fledge.contracts.settings import EngineSettings
-from fledge.engine import cycle_groups
 from fledge.engine.cache import PagedCache
 from fledge.engine.commits import commit
-from fledge.engine.cycle_end import CycleEnd, report_of
+from fledge.engine.cycle_end import CycleEnd
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.drafter import Drafter
 from fledge.engine.head_drafter import HeadDrafter
@@ -112,21 +111,13 @@ class CycleAhead:
             self._drain()
             return False
         self._serve_others(self._plan_others(beside))
-        if self._can_wait(num_before):
-            return True
-        self._finish(num_before)
+        for _ in range(num_before):
+            self._finish_oldest()
         self._wait_if_asked()
         if places.num_requests or self._steady.has_prompts_in_flight:
             return True
         self._steady.forget()  # what is left in flight is of requests that have gone
         return False
-
-    def _can_wait(self, num_before: int) -> bool:
-        """Whether more cycles may be started before those in flight are read."""
-        steady = self._steady
-        is_large = steady.places.num_requests >= cycle_groups.MANY_REQUESTS
-        is_late = num_before >= cycle_groups.CYCLES_TOGETHER or self._waits_for_cycles
-        return is_large and not is_late and not (steady.is_drafting or steady.has_prompts_in_flight)
 
     def _take_in(self) -> None:
         """Requests that decode and could run ahead are taken in: they had to go another way."""
@@ -135,7 +126,7 @@ class CycleAhead:
             [
                 seq
                 for seq in self._scheduler.running
-                if not places.holds(seq) and seq.is_decoding and can_run(seq)
+                if seq.is_decoding and not places.holds(seq) and can_run(seq)
             ]
         )
         if not self._scheduler.num_startable and not self._scheduler.num_unread:
@@ -144,7 +135,7 @@ class CycleAhead:
     def _beside(self) -> list[Sequence]:
         """Requests that decode and need the host for it."""
         holds = self._steady.places.holds
-        return [seq for seq in self._scheduler.running if not holds(seq) and seq.is_decoding]
+        return [seq for seq in self._scheduler.running if seq.is_decoding and not holds(seq)]
 
     def _has_room(self, beside: Many[Sequence]) -> bool:
         return all(self._cache.reserve(seq, seq.len) for seq in beside)
@@ -239,31 +230,12 @@ class CycleAhead:
         self._steady.forget()
 
     def _finish_all(self) -> None:
-        self._finish(self._steady.num_in_flight)
+        while self._steady.num_in_flight:
+            self._finish_oldest()
 
-    def _finish(self, count: int) -> None:
-        """Read so many of what was started, the oldest first; plain cycles in a row together."""
-        while count:
-            together = max(1, min(count, self._steady.num_plain_in_a_row))
-            cycles = [self._steady.collect() for _ in range(together)]
-            if together == 1 or cycle_groups.has_failures(cycles):
-                for cycle in cycles:
-                    self._take(cycle_groups.still_here(cycle))
-            else:
-                self._take_together(cycles)
-            count -= together
-
-    def _take_together(self, cycles: Many[Collected]) -> None:
-        first, *others = cycles
-        said = cycle_groups.merge(cycles)
-        others_s = sum(one.draft_s + one.target_s for one in others)
-        self._collected += others_s
-        emitted = self._take(replace(first, said=said), num_cycles=len(cycles))
-        for cycle in others:
-            self._end.report(replace(report_of(cycle, 0, 0.0), emitted=emitted))
-
-    def _take(self, got: Collected, *, num_cycles: int = 1) -> int:
-        """Take in what was read of some cycles; returns each one's share in the tokens."""
+    def _finish_oldest(self) -> None:
+        """Read what was started first."""
+        got = self._steady.collect()
         said = list(got.said.values())
         num_fresh = sum(one.sequence.len - one.sequence.head_len for one in said if one.had_drafts)
         for one in said:
@@ -280,18 +252,34 @@ class CycleAhead:
         if got.started.is_reading:
             self._prompts_due = self._collected + _SHARE_BEFORE_PROMPTS * got.target_s
         other_s = max(0.0, self._collected - collected - got.draft_s - got.target_s)
-        report = report_of(got, num_fresh, other_s)
-        share = result.num_emitted // num_cycles
+        report = _report_of(got, num_fresh, other_s)
         self._end.report(
             replace(
                 report,
-                emitted=result.num_emitted - (num_cycles - 1) * share,
+                emitted=result.num_emitted,
                 reached_D=result.reached_at_depth,
                 accepted_D=result.accepted_at_depth,
             )
         )
-        return share
 
     def forget(self) -> None:
         """Nobody asks for what is in flight."""
         self._steady.forget()
+
+
+def _report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
+    """What a cycle, or a pass over prompts, took."""
+    one, num_said = got.started, 0 if got.started.is_reading else len(got.said)
+    num_drafted = sum(said.had_drafts for said in got.said.values())
+    everyone = None if num_drafted == num_said else num_drafted
+    return CycleReport(
+        plan=one.plan if one.is_reading else replace(one.plan, num_drafted=everyone),
+        load=replace(one.load, num_requests=num_said),
+        target_s=got.target_s,
+        draft_s=got.draft_s,
+        other_s=other_s,
+        emitted=0,
+        num_extended=num_fresh + one.num_caught_up,
+        gains=one.gains,
+        is_cold=one.is_cold,
+    )

@@ -1,7 +1,6 @@
 """What follows every pass: memory is tidied, the ended let go, and everybody told what it took."""
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import CycleReport
@@ -11,7 +10,6 @@ from fledge.engine.plan_choice import PlanChoice
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 from fledge.engine.stats import StatsKeeper
-from fledge.engine.steady_flight import Collected
 
 _CYCLES_PER_REFRESH = 32
 """Cycles between two looks at what the calibration has counted."""
@@ -54,21 +52,3 @@ class CycleEnd:
         drafter = self._drafter
         if isinstance(drafter, HeadDrafter) and self.stats.num_cycles % _CYCLES_PER_REFRESH == 0:
             drafter.calibration.refresh()
-
-
-def report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
-    """What a cycle, or a pass over prompts, took."""
-    one, num_said = got.started, 0 if got.started.is_reading else len(got.said)
-    num_drafted = sum(said.had_drafts for said in got.said.values())
-    everyone = None if num_drafted == num_said else num_drafted
-    return CycleReport(
-        plan=one.plan if one.is_reading else replace(one.plan, num_drafted=everyone),
-        load=replace(one.load, num_requests=num_said),
-        target_s=got.target_s,
-        draft_s=got.draft_s,
-        other_s=other_s,
-        emitted=0,
-        num_extended=num_fresh + one.num_caught_up,
-        gains=one.gains,
-        is_cold=one.is_cold,
-    )

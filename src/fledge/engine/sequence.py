@@ -150,19 +150,12 @@ class Sequence:
             self.accepted_at[depth] += depth < num_accepted
 
     def commit(
-        self,
-        token_ids: list[int],
-        logprobs: tuple[TokenLogprobs, ...] | None = None,
-        *,
-        num_cycles: int = 1,
+        self, token_ids: list[int], logprobs: tuple[TokenLogprobs, ...] | None = None
     ) -> int:
-        """Take emitted tokens until the answer ends; returns how many were taken.
-
-        With several cycles, each gave one token.
-        """
+        """Take emitted tokens until the answer ends; returns how many were taken."""
         now = time.perf_counter()
-        has_begun = bool(self.output_ids)
-        if has_begun:
+        if self.output_ids:
+            self.cycles += 1
             self._longest_gap = max(self._longest_gap, now - self._last_token)
         else:
             self._first_token = now
@@ -171,14 +164,11 @@ class Sequence:
         while count < len(token_ids) and not self.is_finished:
             self._take(token_ids[count])
             count += 1
-        if has_begun:
-            self.cycles += min(num_cycles, max(1, count))
         if logprobs is not None:
             self.logprobs += logprobs[:count]
         if self.request.params.draft_depths:
             # Drafts were accepted level by level; what follows the last one is the target's own.
-            depths = [*range(1, len(token_ids)), 0] if num_cycles == 1 else [0] * len(token_ids)
-            self.draft_depths += depths[:count]
+            self.draft_depths += [*range(1, len(token_ids)), 0][:count]
         return count
 
     def _take(self, token_id: int) -> None:

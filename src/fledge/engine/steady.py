@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from itertools import takewhile
 
 from fledge.contracts.progress import Progress
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
-from fledge.engine.cycle_groups import CYCLES_TOGETHER
 from fledge.engine.device_clock import DeviceClock
 from fledge.engine.draft_gains import NODE_GRID
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
@@ -37,8 +35,8 @@ from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.staging import receive
 
-_MOST_IN_FLIGHT = CYCLES_TOGETHER + 2
-"""Cycles that are read together, one more, and prompts behind it."""
+_MOST_IN_FLIGHT = 4
+"""Two cycles, and prompts read behind each."""
 
 
 class Steady:
@@ -112,16 +110,6 @@ class Steady:
     @property
     def has_cycle_in_flight(self) -> bool:
         return any(not one.is_reading for one in self._started)
-
-    @property
-    def is_drafting(self) -> bool:
-        return self._is_drafting
-
-    @property
-    def num_plain_in_a_row(self) -> int:
-        """Plain cycles among what was started first, before anything else."""
-        plain = takewhile(lambda one: one.plan.is_plain and not one.is_reading, self._started)
-        return sum(1 for _ in plain)
 
     @property
     def has_prompts_in_flight(self) -> bool:
