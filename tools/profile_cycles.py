@@ -33,6 +33,7 @@ GRAPH_KERNELS = 8
 
 DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 NUM_LARGEST = 5
+NUM_KERNELS = 16
 
 
 class Work(NamedTuple):
@@ -101,7 +102,22 @@ def analyse(works: Sequence[Work], graph_kernels: int = GRAPH_KERNELS) -> dict[s
         "largest_gaps_outside_graphs": [
             {**gap._asdict(), "before": gap.before[:60], "after": gap.after[:60]} for gap in largest
         ],
+        "kernels_with_most_time": most_time(works, span_ns),
     }
+
+
+def most_time(works: Sequence[Work], span_ns: int) -> list[dict[str, Any]]:
+    """Which kernels the time goes to, by name."""
+    spent: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for work in works:
+        spent[work.name] = spent.get(work.name, 0) + work.end_ns - work.begin_ns
+        counts[work.name] = counts.get(work.name, 0) + 1
+    largest = sorted(spent, key=spent.__getitem__, reverse=True)[:NUM_KERNELS]
+    return [
+        {"name": name[:80], "count": counts[name], "share": spent[name] / span_ns}
+        for name in largest
+    ]
 
 
 INSIDE_GRAPHS, INSIDE_CYCLES, BETWEEN = "inside graphs", "inside cycles", "between cycles"
