@@ -94,6 +94,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"greedy_in_vocab_only": True},
     {"feature_weight": 0.3},
     {"step_decay": 0.5, "noise": 0.2},
+    {"chain_weights": True, "step_decay": 1.0},
+    {"chain_weights": True, "kind": "acceptance", "top_k": 5},
     {"fc_norm": True, "norm_output": True},
     {"norm_before_residual": True, "norm_before_fc": True},
     {"attention_bias": True, "num_heads": 6},
@@ -110,9 +112,7 @@ VARIANTS: list[dict[str, Any]] = [
 def test_fast_equals_twin(variant: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
     options = dict(variant)
     loss = {
-        name: options.pop(name)
-        for name in ("steps", "kind", "greedy_in_vocab_only", "feature_weight", "step_decay")
-        if name in options
+        name: options.pop(name) for name in LossSettings.__dataclass_fields__ if name in options
     }
     noise, top_k = options.pop("noise", 0.0), options.pop("top_k", None)
     shape = {name: options.pop(name) for name in ("scale", "soft_cap") if name in options}
@@ -179,18 +179,26 @@ def test_twin_equals_its_definition(flags: dict[str, Any], tmp_path: Path) -> No
             batch, torch.ones(7, dtype=torch.long)
         )
         expected = defined_sums(reference, readout, head, batch, kind)
-        for name, one, other in zip(StepSums._fields, found.sums, expected.T, strict=True):
+        for name, one, other in zip(StepSums._fields, found.sums, expected.T[:-1], strict=True):
             np.testing.assert_allclose(one.numpy(), other, rtol=2e-4, atol=2e-4, err_msg=name)
         total = sum(0.8**step * expected[step, 0] for step in range(7))
         assert found.loss.item() == pytest.approx(total, rel=1e-4)
+        chained = make_module(
+            head, readout, torch.float32, is_plain=True, kind=kind, chain_weights=True
+        )(batch, torch.ones(7, dtype=torch.long))
+        total = sum(0.8**step * expected[step, -1] for step in range(7))
+        assert chained.loss.item() == pytest.approx(total, rel=1e-4)
 
 
 @torch.no_grad()
 def defined_sums(
     reference: ReferenceHead, readout: Readout, head: Eagle3Head, batch: MicroBatch, kind: str
 ) -> np.ndarray[Any, Any]:
-    """[step, field of StepSums], one index after another, one step after another."""
-    sums = np.zeros((7, len(StepSums._fields)))
+    """[step, field of StepSums], one index after another, one step after another.
+
+    Behind the fields: the loss with each guess weighed by what is accepted before it.
+    """
+    sums = np.zeros((7, len(StepSums._fields) + 1))
     row_numbers = {int(row): number for number, row in enumerate(batch.targets.rows_R)}
     starts = batch.documents.starts
     draft_ids = head.draft_to_target_V
@@ -198,7 +206,7 @@ def defined_sums(
         tokens = batch.token_ids_T[start:stop].tolist()
         fused = list(reference.fuse(batch.features_TF[start:stop]))
         for index in range(stop - start):
-            is_chain = True
+            is_chain, reached = True, 1.0
             hidden = fused[: index + 1]
             for step in range(min(7, stop - start - index - 1)):
                 feedback, logprobs = reference.forward(
@@ -221,8 +229,9 @@ def defined_sums(
                 was_chain, is_chain = is_chain, is_chain and is_right
                 sums[step] += [
                     *(float(loss), 1, is_right, is_chain, was_chain),
-                    *(float(accepted), float(entropy)),
+                    *(float(accepted), float(entropy), reached * float(loss)),
                 ]
+                reached *= float(accepted)
     return sums
 
 
@@ -249,11 +258,12 @@ def test_nothing_kept_for_the_backward_pass_grows_with_the_square() -> None:
     assert largest[False] == num_tokens * 96
 
 
-def test_chunks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chain_weights", [False, True])
+def test_chunks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch, chain_weights: bool) -> None:
     head = tiny_head(TARGET).double()
     readout = random_readout(head, torch.float64)
     batch = random_batch(head, readout, torch.float64)
-    module = make_module(head, readout, torch.float64, is_plain=False)
+    module = make_module(head, readout, torch.float64, is_plain=False, chain_weights=chain_weights)
     expected = run(module, batch)
     few = {"cpu": 3 * 7 * 64}
     monkeypatch.setattr("fledge.ops.soft_target_chunks._LOGITS_AT_ONCE", few)

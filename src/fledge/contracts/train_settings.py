@@ -10,6 +10,7 @@ LossKind = Literal["soft_cross_entropy", "acceptance"]
 LossMean = Literal["labels", "positions"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Parallel = Literal["ddp", "fsdp"]
+OptimizerKind = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,10 @@ class LossSettings:
     step_decay: float = 0.8
     """Step k counts this to the power of k."""
 
+    chain_weights: bool = False
+    """A guess counts as much as the guesses before it are likely to be accepted; with it, 1 is a
+    good step_decay."""
+
     mean: LossMean = "labels"
     """Divide by the number of positions with loss, or by all positions."""
 
@@ -72,7 +77,10 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW with a warm-up and a cosine."""
+    """A warm-up, a cosine, and what a gradient does to the weights."""
+
+    kind: OptimizerKind = "adamw"
+    """AdamW for all weights, or Muon for the matrices inside the head and AdamW for the rest."""
 
     learning_rate: float = 4e-4
     min_ratio: float = 0.0
@@ -189,4 +197,9 @@ class TrainSettings:
             raise ConfigError(
                 f"batch_tokens is {self.batch_tokens} and micro_tokens {self.micro_tokens}; the "
                 "first must be a multiple of the second."
+            )
+        if self.parallel == "fsdp" and self.optimizer.kind == "muon":
+            raise ConfigError(
+                'parallel is "fsdp" and optimizer.kind "muon": Muon needs whole matrices, which '
+                'FSDP splits. Set parallel = "ddp", or optimizer.kind = "adamw".'
             )

@@ -17,7 +17,14 @@ from torch import Tensor
 from fledge.contracts.train_settings import LossKind
 from fledge.ops.kernel_choice import on_device
 from fledge.ops.micro_batch import TargetRows
-from fledge.ops.soft_targets import TINY, DraftReadout, Labels, LossRows, target_logits
+from fledge.ops.soft_targets import (
+    TINY,
+    DraftReadout,
+    Labels,
+    LossRows,
+    chain_weights,
+    target_logits,
+)
 from fledge.ops.wide_product import add_product, wide_product
 
 _LOGITS_AT_ONCE = {"cuda": 1 << 28, "cpu": 1 << 22}
@@ -33,6 +40,9 @@ class Compared(NamedTuple):
     entropy_C: Tensor
     slope_PV: Tensor | None
     """Gradient of the weighted loss by the draft logits."""
+
+    chain_CK: Tensor | None = None
+    """How likely the guesses before are accepted, where that counts."""
 
 
 class Chunk(NamedTuple):
@@ -50,12 +60,14 @@ def soft_target_loss(
     readout: DraftReadout | None,
     weights_K: Tensor,
     kind: LossKind,
+    *,
+    has_chain_weights: bool = False,
 ) -> LossRows:
     """As the twin; `lm_head_VD` may be wider than the outputs and gets its gradient as wide."""
     stacked_KTD = torch.stack(tuple(normed))
     wants_grad = torch.is_grad_enabled() and stacked_KTD.requires_grad
     rows: tuple[Tensor, ...] = _SoftTargets.apply(  # type: ignore[no-untyped-call]
-        stacked_KTD, lm_head_VD, labels, readout, weights_K, kind, wants_grad
+        stacked_KTD, lm_head_VD, labels, readout, weights_K, kind, has_chain_weights, wants_grad
     )
     return LossRows(*rows)
 
@@ -70,15 +82,22 @@ class _SoftTargets(torch.autograd.Function):
         readout: DraftReadout | None,
         weights_K: Tensor,
         kind: LossKind,
+        has_chain_weights: bool,
         wants_grad: bool,
     ) -> tuple[Tensor, ...]:
         chunks = _Chunks(stacked_KTD, lm_head_VD, labels, readout, weights_K, wants_grad)
+        if has_chain_weights:
+            chunks.weigh_chains()
         compared = [chunks.compare(rows, kind) for rows in chunks.rows()]
         ctx.grads = (chunks.grad_KTD, chunks.grad_VD)
         is_asked_RK = labels.is_asked_RK
         is_used_RK = is_asked_RK & labels.counts_R[:, None]
         loss_RK = torch.where(is_used_RK, torch.cat([one.loss_CK for one in compared]), 0.0)
-        loss = (loss_RK.sum(dim=0) * weights_K.to(loss_RK.dtype)).sum()
+        weights_RK = weights_K.to(loss_RK.dtype).expand_as(loss_RK)
+        if has_chain_weights:
+            chains = [one.chain_CK for one in compared if one.chain_CK is not None]
+            weights_RK = weights_RK * torch.cat(chains)
+        loss = (loss_RK * weights_RK).sum()
         accepted_RK = torch.cat([one.accepted_CK for one in compared])
         outputs = (
             loss_RK,
@@ -95,7 +114,7 @@ class _SoftTargets(torch.autograd.Function):
         ctx.grads = None
         grad_KTD.mul_(grads[0].to(grad_KTD.dtype))
         grad_VD.mul_(grads[0])
-        return (grad_KTD, grad_VD, None, None, None, None, None)
+        return (grad_KTD, grad_VD, None, None, None, None, None, None)
 
 
 class _Chunks:
@@ -126,11 +145,17 @@ class _Chunks:
         self._from_RK = torch.where(is_asked_RK, flat_RK, 0)
         self.grad_VD: Tensor | None = None
         self.grad_KTD: Tensor | None = None
+        self._accepted_TK: Tensor | None = None
         if wants_grad:
             # One row more than there are: where the gradients of rows that are not asked go.
             self._grad_FD = stacked_KTD.new_zeros((nowhere + 1, size))
             self.grad_KTD = self._grad_FD[:nowhere].view(stacked_KTD.shape)
             self.grad_VD = torch.zeros_like(lm_head_VD, memory_format=torch.contiguous_format)
+
+    def weigh_chains(self) -> None:
+        """Rows lie in the order of their tokens, so the guesses before a row are known with it."""
+        shape = (self._labels.num_indices + 1, self._to_RK.shape[1])
+        self._accepted_TK = self._weights_RK.new_ones(shape)
 
     def rows(self) -> list[slice]:
         """At least one chunk, which may be empty."""
@@ -148,9 +173,17 @@ class _Chunks:
         chunk = Chunk(labels.greedy_R[rows], self._mass_R[rows], self._weights_RK[rows])
         slope_dtype = None if self.grad_VD is None else hidden_PD.dtype
         compared = compare_rows(target_CV, draft_PV, chunk, kind, slope_dtype)
+        if self._accepted_TK is not None:
+            index_CK = labels.index_RK[rows]
+            self._accepted_TK.scatter_(0, index_CK, compared.accepted_CK)
+            compared = compared._replace(chain_CK=chain_weights(self._accepted_TK, index_CK))
         if compared.slope_PV is not None and self.grad_VD is not None:
             to_P = self._to_RK[rows].flatten()
-            self._grad_FD.index_copy_(0, to_P, compared.slope_PV @ self._weight_VD)
+            grad_PD = compared.slope_PV @ self._weight_VD
+            if compared.chain_CK is not None:
+                chain_P1 = compared.chain_CK.flatten()[:, None].to(hidden_PD.dtype)
+                grad_PD, hidden_PD = grad_PD * chain_P1, hidden_PD * chain_P1
+            self._grad_FD.index_copy_(0, to_P, grad_PD)
             add_product(self.grad_VD, compared.slope_PV.T, hidden_PD)
         return compared._replace(slope_PV=None)
 

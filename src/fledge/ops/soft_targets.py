@@ -121,6 +121,8 @@ def soft_target_loss_plain(
     readout: DraftReadout | None,
     weights_K: Tensor,
     kind: LossKind,
+    *,
+    has_chain_weights: bool = False,
 ) -> LossRows:
     """All logits of all steps, written out; `normed` holds K outputs [T, D]."""
     targets = labels.targets
@@ -142,14 +144,25 @@ def soft_target_loss_plain(
         losses.append(loss_R * (is_asked_R & labels.counts_R))
         corrects.append((logits_RV.argmax(dim=-1) == labels.greedy_R) & is_asked_R)
         accepts.append(accepted_R.detach() * is_asked_R)
-    loss_RK = torch.stack(losses, dim=1)
+    loss_RK, accepted_RK = torch.stack(losses, dim=1), torch.stack(accepts, dim=1)
+    weights_RK = weights_K.to(loss_RK.dtype).expand_as(loss_RK)
+    if has_chain_weights:
+        shape = (labels.num_indices + 1, accepted_RK.shape[1])
+        accepted_TK = accepted_RK.new_ones(shape).scatter(0, labels.index_RK, accepted_RK)
+        weights_RK = weights_RK * chain_weights(accepted_TK, labels.index_RK)
     return LossRows(
-        loss=(loss_RK.sum(dim=0) * weights_K.to(loss_RK.dtype)).sum(),
+        loss=(loss_RK * weights_RK).sum(),
         loss_RK=loss_RK.detach(),
         correct_RK=torch.stack(corrects, dim=1),
-        accepted_RK=torch.stack(accepts, dim=1),
+        accepted_RK=accepted_RK,
         entropy_R=-(p_RV * logp_RV.clamp(min=-1e30)).sum(dim=-1),
     )
+
+
+def chain_weights(accepted_TK: Tensor, index_RK: Tensor) -> Tensor:
+    """How likely each row is reached at each step: all guesses of its index before are accepted."""
+    reached_TK = F.pad(accepted_TK[:, :-1], (1, 0), value=1.0).cumprod(dim=1)
+    return reached_TK.gather(0, index_RK)
 
 
 def target_logits(targets: TargetRows, readout: DraftReadout | None, lm_head_VD: Tensor) -> Tensor:

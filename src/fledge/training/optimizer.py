@@ -1,4 +1,4 @@
-"""AdamW on float32 weights, a learning rate that is a function of the step, and an average.
+"""AdamW or Muon on float32 weights, a learning rate by the step, and an average.
 
 Nothing here waits for the device: the norm of the gradient stays there until somebody reads it.
 """
@@ -13,9 +13,13 @@ from torch.optim import AdamW
 
 from fledge.contracts.train_settings import OptimizerSettings
 from fledge.training.distributed import own_part, whole
+from fledge.training.muon import MOMENTUM, Muon
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW remembers of each weight."""
+
+_READ_OUT = "lm_head."
+"""Rows of tokens: their directions are not to be made equally long, so AdamW learns them."""
 
 _AVERAGE_WARMUP = 10
 _SKIPPED = "found_inf"
@@ -60,8 +64,16 @@ class Optimizer:
         self._list: list[Tensor] = list(self.weights.values())
         assert all(one.dtype is torch.float32 for one in self._list), "masters are float32"
         self._is_fused = self._list[0].is_cuda if is_fused is None else is_fused
+        by_muon = {
+            name: one
+            for name, one in self.weights.items()
+            if settings.kind == "muon" and one.dim() == 2 and _READ_OUT not in name
+        }
+        self._muon = Muon(list(by_muon.values()), settings.weight_decay)
+        self._momenta = dict(zip(by_muon, self._muon.momenta, strict=True))
+        others = [(name, one) for name, one in self.weights.items() if name not in by_muon]
         self._adamw = AdamW(
-            _with_and_without_decay(self.weights.items(), settings.weight_decay),
+            _with_and_without_decay(others, settings.weight_decay),
             lr=settings.learning_rate,
             betas=(settings.betas[0], settings.betas[1]),
             fused=self._is_fused,
@@ -98,15 +110,18 @@ class Optimizer:
 
     def step(self, number: int) -> None:
         """Use up the gradients at a step counted from 0."""
+        rate = learning_rate(self._settings, number, self._num_steps)
         for group in self._adamw.param_groups:
-            group["lr"] = learning_rate(self._settings, number, self._num_steps)
+            group["lr"] = rate
         with torch.no_grad():
             for weight, unit in self._in_units:
                 own_part(weight).div_(unit)
             self._adamw.step()
+            self._muon.step(rate, getattr(self._adamw, _SKIPPED, None))
             for weight, unit in self._in_units:
                 own_part(weight).mul_(unit)
-        self._adamw.zero_grad(set_to_none=True)
+        for used in self._list:
+            used.grad = None
         if self.average is not None:
             self._average(number)
 
@@ -125,16 +140,19 @@ class Optimizer:
             average.lerp_(one, used)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """What AdamW remembers, by the weight's name; zeros before the first step."""
+        """What is remembered of earlier gradients, by the weight's name; zeros before any."""
         return {
-            name: {key: self._state(one)[key] for key in MOMENTS}
+            name: {MOMENTUM: self._momenta[name]}
+            if name in self._momenta
+            else {key: self._state(one)[key] for key in MOMENTS}
             for name, one in self.weights.items()
         }
 
     def set_steps(self, number: int) -> None:
         """Go on as if so many steps were taken; moments are filled in by the caller."""
-        for one in self._list:
-            self._state(one)["step"].fill_(float(number))
+        for name, one in self.weights.items():
+            if name not in self._momenta:
+                self._state(one)["step"].fill_(float(number))
 
     def _state(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self._adamw.state[weight]

@@ -156,7 +156,15 @@ class TTTModule(nn.Module):
         if self.is_plain:
             lm_head_VD = lm_head_VD.to(self.compute_dtype)
         compare = soft_target_loss_plain if self.is_plain else soft_target_loss
-        return compare(normed, lm_head_VD, labels, self._readout, weights_K, self.loss.kind)
+        return compare(
+            normed,
+            lm_head_VD,
+            labels,
+            self._readout,
+            weights_K,
+            self.loss.kind,
+            has_chain_weights=self.loss.chain_weights,
+        )
 
     def _check_features(self, batch: MicroBatch) -> None:
         final_RD, size = batch.targets.final_RD, self.head.config.hidden_size

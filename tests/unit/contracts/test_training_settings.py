@@ -61,6 +61,11 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
         {"batch_tokens": 10000, "micro_tokens": 4096},
         "batch_tokens is 10000 and micro_tokens 4096; the first must be a multiple of the second.",
     ),
+    (
+        TrainSettings,
+        {"parallel": "fsdp", "optimizer": OptimizerSettings(kind="muon")},
+        'parallel is "fsdp" and optimizer.kind "muon": Muon needs whole matrices',
+    ),
 ]
 
 

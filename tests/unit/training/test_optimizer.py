@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fledge.contracts.train_settings import OptimizerSettings
+from fledge.contracts.train_settings import OptimizerKind, OptimizerSettings
+from fledge.training.muon import orthogonal
 from fledge.training.optimizer import Optimizer, average_decay, learning_rate
 
 
@@ -103,9 +104,10 @@ def test_without_an_average_the_weights_are_shown() -> None:
     assert not any(tensor.requires_grad for tensor in optimizer.shown.values())
 
 
-def test_what_adamw_remembers_can_be_put_back() -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_what_is_remembered_can_be_put_back(kind: OptimizerKind) -> None:
     first, second = network(), network()
-    settings = OptimizerSettings(warmup=0.0)
+    settings = OptimizerSettings(warmup=0.0, kind=kind)
     ours, theirs = Optimizer(first, settings, 6), Optimizer(second, settings, 6)
     assert all(float(one.sum()) == 0 for kinds in ours.moments().values() for one in kinds.values())
     for step in range(3):
@@ -123,10 +125,14 @@ def test_what_adamw_remembers_can_be_put_back() -> None:
         assert torch.equal(weight, other)
 
 
-def test_gradients_that_are_no_numbers_leave_the_weights_alone_on_a_gpu() -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_gradients_that_are_no_numbers_leave_the_weights_alone_on_a_gpu(
+    kind: OptimizerKind,
+) -> None:
     """One kernel for the whole step, which can be had on a CPU too, looks for itself."""
     module = network()
-    optimizer = Optimizer(module, OptimizerSettings(warmup=0.0), 10, is_fused=True)
+    settings = OptimizerSettings(warmup=0.0, kind=kind, weight_decay=0.1)
+    optimizer = Optimizer(module, settings, 10, is_fused=True)
     give_gradients(module)
     optimizer.clip()
     optimizer.step(0)
@@ -178,3 +184,33 @@ def test_weights_with_units_are_learned_as_multiples_of_them() -> None:
         ordinary.step(step)
     assert torch.equal(ours[0].weight, theirs[0].weight * units)
     assert torch.equal(ours[1].weight, theirs[1].weight)
+
+
+def test_orthogonal_matrices_have_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    for shape in ((24, 64), (64, 24)):
+        matrix = torch.randn(shape) * torch.logspace(0, -1, shape[1])
+        values = torch.linalg.svdvals(orthogonal(matrix))
+        assert float(values.min()) > 0.5
+        assert float(values.max()) < 1.3
+    assert not orthogonal(torch.zeros(3, 4)).any()
+
+
+def test_muon_moves_matrices_as_far_as_adamw_and_leaves_it_the_rest() -> None:
+    torch.manual_seed(0)
+    module = nn.ModuleDict({"inner": nn.Linear(32, 32), "lm_head": nn.Linear(32, 48)})
+    before = {name: one.detach().clone() for name, one in module.named_parameters()}
+    settings = OptimizerSettings(kind="muon", warmup=0.0, learning_rate=0.01, clip=0.0)
+    optimizer = Optimizer(module, settings, 100)
+    for weight in module.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizer.step(0)
+    assert {name: sorted(kinds) for name, kinds in optimizer.moments().items()} == {
+        "inner.weight": ["momentum"],
+        "inner.bias": ["exp_avg", "exp_avg_sq"],
+        "lm_head.weight": ["exp_avg", "exp_avg_sq"],
+        "lm_head.bias": ["exp_avg", "exp_avg_sq"],
+    }
+    moved = {name: one.detach() - before[name] for name, one in module.named_parameters()}
+    assert float(moved["inner.weight"].square().mean().sqrt()) == pytest.approx(0.002, rel=0.2)
+    assert float(moved["lm_head.weight"].abs().mean()) == pytest.approx(0.01, rel=0.01)
