@@ -53,7 +53,7 @@ def divide(row_hashes: NDArray[np.uint64], share: float) -> Division:
 def from_sources(
     positions: NDArray[np.int64], source_names: NDArray[np.str_] | None, wanted: Sequence[str]
 ) -> NDArray[np.int64]:
-    """The positions of some sources; of all where none is named."""
+    """The positions of some sources, those of `NAME*3` three times; of all where none is named."""
     if not wanted:
         return positions
     if source_names is None:
@@ -62,12 +62,25 @@ def from_sources(
             "samples; train with --corpus, or name no sources."
         )
     known = sorted(set(source_names.tolist()))
-    for name in wanted:
+    times = np.zeros(len(positions), np.int64)
+    for one in wanted:
+        name, count = _source_and_times(one)
         if name not in known:
             raise ConfigError(
                 f"train.sources names {name!r}, and the corpus has samples of {', '.join(known)}."
             )
-    return positions[np.isin(source_names[positions], wanted)]
+        times[source_names[positions] == name] = count
+    return np.repeat(positions, times)
+
+
+def _source_and_times(word: str) -> tuple[str, int]:
+    name, star, count = word.partition("*")
+    if star and not (count.isdecimal() and int(count) > 0):
+        raise ConfigError(
+            f"train.sources has {word!r}; behind a source's name and * stands how often its "
+            f"samples are learned in an epoch, a whole number from 1 on, as in '{name}*3'."
+        )
+    return name, int(count or 1)
 
 
 def some_of(

@@ -129,6 +129,12 @@ def test_samples_of_some_sources() -> None:
     assert from_sources(positions, names, ("chat", "math")).tolist() == [0, 3]
     with pytest.raises(ConfigError, match="names 'maths', and the corpus has samples of chat, co"):
         from_sources(positions, names, ("maths",))
+    repeated = from_sources(positions, names, ("math*3", "chat")).tolist()
+    assert sorted(set(repeated)) == [0, 3]
+    assert len(repeated) == 4
+    for word in ("chat*", "chat*0", "chat*1.5"):
+        with pytest.raises(ConfigError, match=r"a whole number from 1 on, as in 'chat\*3'"):
+            from_sources(positions, names, (word,))
     with pytest.raises(ConfigError, match="features do not know the sources of their samples"):
         from_sources(positions, None, ("chat",))
 
