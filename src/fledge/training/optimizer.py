@@ -117,7 +117,8 @@ class Optimizer:
             for weight, unit in self._in_units:
                 own_part(weight).div_(unit)
             self._adamw.step()
-            self._muon.step(rate, getattr(self._adamw, _SKIPPED, None))
+            is_skipped = getattr(self._adamw, _SKIPPED, None)
+            self._muon.step(rate * self._settings.muon_ratio, is_skipped)
             for weight, unit in self._in_units:
                 own_part(weight).mul_(unit)
         for used in self._list:
