@@ -83,8 +83,9 @@ class OptimizerSettings:
     """AdamW for all weights, or Muon for the matrices inside the head and AdamW for the rest."""
 
     learning_rate: float = 4e-4
-    muon_ratio: float = 1.0
-    """Learning rate of what Muon moves, over that of the rest."""
+    muon_rate: float = 0.05
+    """Learning rate of what Muon moves: how far a step goes in every direction of a matrix. It
+    rises and falls with the other."""
 
     min_ratio: float = 0.0
     """Where the cosine ends, as a share of the learning rate."""
@@ -105,7 +106,7 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         check_range("learning_rate", self.learning_rate, 1e-9, 10)
-        check_range("muon_ratio", self.muon_ratio, 1e-3, 1e3)
+        check_range("muon_rate", self.muon_rate, 1e-9, 10)
         check_range("min_ratio", self.min_ratio, 0, 1)
         check_range("warmup", self.warmup, 0, 1)
         check_range("weight_decay", self.weight_decay, 0, 10)

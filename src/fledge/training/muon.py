@@ -1,8 +1,9 @@
 """Muon: momentum whose steps have all directions of a matrix equally long.
 
 The step of a matrix is its momentum with every singular value brought near 1 by a few products
-(Newton and Schulz), times 0.2 times the root of its longer side: as large as AdamW's steps usually
-are, so that both go by one learning rate. Nothing here waits for the device.
+(Newton and Schulz), times the root of its rows over its columns where it has more rows: what goes
+in changes what comes out by as much in matrices of any size, so that one rate suits small heads and
+large ones. Nothing here waits for the device.
 """
 
 import math
@@ -17,7 +18,6 @@ _ROUNDS = 5
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 """Of x, x^3, x^5: steep at 0, so that five rounds are enough for small singular values."""
 
-_LIKE_ADAMW = 0.2
 _TINY = 1e-7
 
 
@@ -54,6 +54,6 @@ class Muon:
                 gradient = torch.where(is_skipped > 0, momentum, gradient)
             momentum.lerp_(gradient, 1 - _DECAY)
             change = orthogonal(gradient.lerp(momentum, _DECAY))
-            scale = learning_rate * _LIKE_ADAMW * math.sqrt(max(weight.shape))
+            scale = learning_rate * math.sqrt(max(1.0, weight.shape[0] / weight.shape[1]))
             weight.mul_(1 - learning_rate * self._weight_decay * rate)
             weight.sub_(change * (scale * rate))

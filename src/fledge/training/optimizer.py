@@ -118,7 +118,8 @@ class Optimizer:
                 own_part(weight).div_(unit)
             self._adamw.step()
             is_skipped = getattr(self._adamw, _SKIPPED, None)
-            self._muon.step(rate * self._settings.muon_ratio, is_skipped)
+            over_rate = self._settings.muon_rate / self._settings.learning_rate
+            self._muon.step(rate * over_rate, is_skipped)
             for weight, unit in self._in_units:
                 own_part(weight).mul_(unit)
         for used in self._list:

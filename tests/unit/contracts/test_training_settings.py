@@ -32,7 +32,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (LossSettings, {"feature_weight": -0.1}, "feature_weight is -0.1; it must be at least 0."),
     (OptimizerSettings, {"learning_rate": 0.0}, "learning_rate is 0.0; it must be between 1e-09"),
     (OptimizerSettings, {"learning_rate": float("nan")}, "learning_rate is nan; it must be"),
-    (OptimizerSettings, {"muon_ratio": 0.0}, "muon_ratio is 0.0; it must be between 0.001 and"),
+    (OptimizerSettings, {"muon_rate": 0.0}, "muon_rate is 0.0; it must be between 1e-09 and"),
     (OptimizerSettings, {"min_ratio": 1.5}, "min_ratio is 1.5; it must be between 0 and 1."),
     (OptimizerSettings, {"warmup": 2.0}, "warmup is 2.0; it must be between 0 and 1."),
     (OptimizerSettings, {"weight_decay": -1.0}, "weight_decay is -1.0; it must be between 0"),
