@@ -19,10 +19,8 @@ NORM_KINDS: dict[str | None, int] = {None: 0, "cast_first": 1, "cast_last": 2, "
 
 
 @triton.jit
-def norm_block(values, weights, eps, size, KIND: tl.constexpr, DTYPE: tl.constexpr):
-    """Norm along the last dimension, as a family does it; float32 in and out."""
-    mean = tl.sum(values * values, axis=-1, keep_dims=True) / size
-    normed = values * tl.rsqrt(mean + eps)
+def scale_normed(normed, weights, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    """What a family makes of normed values; float32 in and out."""
     if KIND == 1:
         normed = normed.to(DTYPE).to(tl.float32) * weights
     elif KIND == 2:
@@ -30,6 +28,13 @@ def norm_block(values, weights, eps, size, KIND: tl.constexpr, DTYPE: tl.constex
     else:
         normed = normed * (1.0 + weights)
     return normed.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def norm_block(values, weights, eps, size, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    """Norm along the last dimension, as a family does it; float32 in and out."""
+    mean = tl.sum(values * values, axis=-1, keep_dims=True) / size
+    return scale_normed(values * tl.rsqrt(mean + eps), weights, KIND, DTYPE)
 
 
 @triton.jit
@@ -53,19 +58,23 @@ def _norm_kernel(
     columns = tl.arange(0, BLOCK)
     is_there = columns < SIZE
     dtype = summed_ptr.dtype.element_ty
+    # All that is read is asked for before anything of it is used.
     fresh = tl.load(fresh_ptr + row * fresh_stride_t + columns, mask=is_there, other=0.0)
-    values = fresh.to(tl.float32)
-    if AFTER > 0:
-        weights = tl.load(after_ptr + columns, mask=is_there, other=0.0).to(tl.float32)
-        values = norm_block(values, weights, after_eps, SIZE, AFTER, dtype)
     if HAS_STREAM:
         stream = tl.load(stream_ptr + row * SIZE + columns, mask=is_there, other=0.0)
+    if AFTER > 0:
+        after = tl.load(after_ptr + columns, mask=is_there, other=0.0)
+    if BEFORE > 0:
+        before = tl.load(before_ptr + columns, mask=is_there, other=0.0)
+    values = fresh.to(tl.float32)
+    if AFTER > 0:
+        values = norm_block(values, after.to(tl.float32), after_eps, SIZE, AFTER, dtype)
+    if HAS_STREAM:
         values = (stream.to(tl.float32) + values).to(dtype).to(tl.float32)
     if HAS_STREAM or AFTER > 0:
         tl.store(summed_ptr + row * SIZE + columns, values.to(dtype), mask=is_there)
     if BEFORE > 0:
-        weights = tl.load(before_ptr + columns, mask=is_there, other=0.0).to(tl.float32)
-        values = norm_block(values, weights, before_eps, SIZE, BEFORE, dtype)
+        values = norm_block(values, before.to(tl.float32), before_eps, SIZE, BEFORE, dtype)
         tl.store(normed_ptr + row * SIZE + columns, values.to(dtype), mask=is_there)
 
 

@@ -111,6 +111,7 @@ class TreePass:
             seen_BRS=self.seen_BNN,
             table_BP=self.tables.by_window[window],
             block_size=self.tables.block_size,
+            is_short=self.num_short == self.context_B.shape[0],
         )
 
     def _segments(self, window: int | None, first_request: int) -> tuple[Segment, ...]:

@@ -4,7 +4,7 @@ A program owns one tile: some rows of one request, for all query heads that shar
 that every key is read once for all of them. Which request a tile belongs to, how far its rows see
 and where its keys lie is read on the device; the host knows only how many rows and requests there
 are. Where tiles are too few to fill the device, the keys of a tile are split over several programs,
-and a second kernel puts their parts together.
+if it has many, and the program that is done last puts the parts together.
 
     tile   request  rows           keys of a tile          numbers  0 ... context+first row | rest
      0        a     a0 a1 a2 a3                            seen     by every row            | masked
@@ -18,6 +18,8 @@ Legend: M rows of a tile times query heads of its key head, N keys of a step, D 
 requests, T rows of the pass, H query heads, G key heads, S slots.
 """
 
+from dataclasses import astuple
+
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +27,9 @@ from torch import Tensor
 
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
-from fledge.ops.paged_shape import FEWEST_KEYS, PagedShape, paged_shape, power_of_two
-from fledge.ops.paged_tile_triton import extent, locate, read_tile
+from fledge.ops.paged_shape import PagedShape, paged_shape, power_of_two
+from fledge.ops.paged_splits_triton import counts_for, leave_or_join
+from fledge.ops.paged_tile_triton import extent, finish, locate, read_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -36,10 +39,12 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
         "soft_cap",
         "window",
         "num_requests",
+        "tiles_each",
         "width",
         "level",
         "first_number",
         "num_splits",
+        "fewest",
     ]
 )
 def _attend_kernel(
@@ -48,8 +53,10 @@ def _attend_kernel(
     values_ptr,
     sinks_ptr,
     out_ptr,
+    parts_ptr,
     max_ptr,
     sum_ptr,
+    counts_ptr,
     table_ptr,
     starts_ptr,
     num_rows_ptr,
@@ -62,10 +69,12 @@ def _attend_kernel(
     soft_cap,
     window,
     num_requests,
+    tiles_each,
     width,
     level,
     first_number,
     num_splits,
+    fewest,
     query_stride_t,
     query_stride_h,
     key_stride_s,
@@ -75,6 +84,7 @@ def _attend_kernel(
     table_stride,
     seen_stride_b,
     seen_stride_r,
+    NUM_GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
@@ -83,99 +93,73 @@ def _attend_kernel(
     PAGE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
-    FEWEST: tl.constexpr,
     REQUESTS: tl.constexpr,
     HAS_SEEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_FULL: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
+    IS_LOCATED: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
     ROWS: tl.constexpr = M // GROUP
-    tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, group, split = tl.program_id(0) // NUM_GROUPS, tl.program_id(0) % NUM_GROUPS, 0
+    if IS_SPLIT:
+        split = tl.program_id(1)
+    if IS_LOCATED:
+        request, begin = locate(tile, starts_ptr, num_requests, ROWS, REQUESTS)
+    else:
+        request, begin = tile // tiles_each, tile % tiles_each
+    context = tl.load(context_ptr + request).to(tl.int32)
     if IS_FRONTIER:
-        num_tiles = tl.cdiv(width, ROWS)
-        request, first_row = tile // num_tiles, tile % num_tiles * ROWS
         start, num_rows, chain, first = request * width, width, 0, first_number
     else:
-        request, before = locate(tile, starts_ptr, num_requests, ROWS, REQUESTS)
-        first_row, start = before * ROWS, tl.load(starts_ptr + request)
-        num_rows, chain = tl.load(num_rows_ptr + request), tl.load(chain_ptr + request)
-        first = tl.load(first_ptr + request)
-    if first_row >= num_rows:
-        return
-    context = tl.load(context_ptr + request)
-    low, full, high = extent(
-        first_row, num_rows, chain, context, first, window, width, level, split, num_splits,
-        ROWS, N, FEWEST, HAS_WINDOW, HAS_FULL, IS_FRONTIER,
-    )  # fmt: skip
-    members_M = tl.arange(0, M)
-    local_M, head_M = first_row + members_M // GROUP, group * GROUP + members_M % GROUP
-    is_row_M = (local_M < num_rows) & (members_M < ROWS * GROUP)
-    row_M = start + local_M
-    place_M = (row_M * (tl.num_programs(1) * GROUP) + head_M) * num_splits + split
-    max_M, sum_M = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
-    if IS_SPLIT:  # noqa: SIM102 (known when the kernel is compiled)
-        if low >= high:
-            tl.store(max_ptr + place_M, max_M, mask=is_row_M)
-            return
-    if HAS_SINKS:
-        # A key without a value.
-        sinks_M = tl.load(sinks_ptr + head_M, mask=is_row_M, other=0.0).to(tl.float32) * _LOG2_E
-        max_M, sum_M = tl.where(split == 0, sinks_M, max_M), sum_M + (split == 0)
-    dims = tl.arange(0, KEY_BLOCK)
-    query_ptrs = query_ptr + row_M[:, None] * query_stride_t + head_M[:, None] * query_stride_h
-    is_query_MD = is_row_M[:, None] & (dims < KEY_SIZE)[None, :]
-    query_MD = tl.load(query_ptrs + dims[None, :], mask=is_query_MD, other=0.0)
-    position_M = tl.load(positions_ptr + row_M, mask=is_row_M, other=0)
-    acc_MD, max_M, sum_M = read_tile(
-        query_MD, max_M, sum_M, local_M, is_row_M, position_M, context, chain, low, full, high,
-        keys_ptr + group * key_stride_g, values_ptr + group * value_stride_g,
-        table_ptr + request * table_stride, positions_ptr + start,
-        seen_ptr + request * seen_stride_b, scale, soft_cap, window, width,
-        key_stride_s, value_stride_s, seen_stride_r, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK,
-        PAGE, M, N, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, HAS_FULL, IS_FRONTIER,
-    )  # fmt: skip
-    if IS_SPLIT:
-        tl.store(max_ptr + place_M, max_M, mask=is_row_M)
-        tl.store(sum_ptr + place_M, sum_M, mask=is_row_M)
-    else:
-        acc_MD = acc_MD / tl.where(sum_M > 0, sum_M, 1.0)[:, None]
-    out_dims = tl.arange(0, VALUE_BLOCK)
-    is_out_MD = is_row_M[:, None] & (out_dims < VALUE_SIZE)[None, :]
-    out_ptrs = out_ptr + place_M[:, None] * VALUE_SIZE + out_dims[None, :]
-    tl.store(out_ptrs, acc_MD.to(out_ptr.dtype.element_ty), mask=is_out_MD)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def _combine_kernel(
-    parts_ptr,
-    max_ptr,
-    sum_ptr,
-    out_ptr,
-    num_splits,
-    SPLITS: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    VALUE_BLOCK: tl.constexpr,
-):
-    """One output row and head of all splits; those that had no keys have a maximum of -inf."""
-    place = tl.program_id(0).to(tl.int64)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, VALUE_BLOCK)
-    places = place * num_splits + splits
-    max_S = tl.load(max_ptr + places, mask=splits < num_splits, other=float("-inf"))
-    is_part_S = max_S > float("-inf")
-    largest = tl.max(max_S, axis=0)
-    weight_S = tl.exp2(max_S - tl.where(largest > float("-inf"), largest, 0.0))
-    sum_S = tl.load(sum_ptr + places, mask=is_part_S, other=0.0)
-    is_part_SD = is_part_S[:, None] & (dims < VALUE_SIZE)[None, :]
-    part_ptrs = parts_ptr + places[:, None] * VALUE_SIZE + dims[None, :]
-    parts_SD = tl.load(part_ptrs, mask=is_part_SD, other=0.0)
-    total = tl.sum(weight_S * sum_S, axis=0)
-    out_D = tl.sum(weight_S[:, None] * parts_SD, axis=0) / tl.where(total > 0, total, 1.0)
-    out_ptrs = out_ptr + place * VALUE_SIZE + dims
-    tl.store(out_ptrs, out_D.to(out_ptr.dtype.element_ty), mask=dims < VALUE_SIZE)
+        start = tl.load(starts_ptr + request).to(tl.int32)
+        num_rows = tl.load(num_rows_ptr + request).to(tl.int32)
+        chain = tl.load(chain_ptr + request).to(tl.int32)
+        first = tl.load(first_ptr + request).to(tl.int32)
+    # A request may bring more rows than the host counted on: its programs go on.
+    for number in range(begin, tl.cdiv(num_rows, ROWS), tiles_each):
+        low, common, end, each, num_live = extent(
+            number * ROWS, num_rows, chain, context, first, window, width, level, num_splits,
+            fewest, ROWS, N, HAS_WINDOW, IS_FRONTIER,
+        )  # fmt: skip
+        if split < num_live:
+            low += split * each
+            members_M = tl.arange(0, M)
+            local_M = number * ROWS + members_M // GROUP
+            head_M = group * GROUP + members_M % GROUP
+            is_row_M = (local_M < num_rows) & (members_M < ROWS * GROUP)
+            row_M = (start + local_M).to(tl.int64)
+            dims = tl.arange(0, KEY_BLOCK)
+            query_ptrs = query_ptr + (row_M * query_stride_t + head_M * query_stride_h)[:, None]
+            is_query_MD = is_row_M[:, None] & (dims < KEY_SIZE)[None, :]
+            query_MD = tl.load(query_ptrs + dims[None, :], mask=is_query_MD, other=0.0)
+            position_M = tl.load(positions_ptr + row_M, mask=is_row_M, other=0).to(tl.int32)
+            acc_MD, max_M, sum_M = read_tile(
+                query_MD, local_M, is_row_M, position_M, context, chain, low, common,
+                tl.minimum(low + each, end), keys_ptr + group * key_stride_g,
+                values_ptr + group * value_stride_g, table_ptr + request * table_stride,
+                positions_ptr + start, seen_ptr + request * seen_stride_b, scale, soft_cap, window,
+                width, key_stride_s, value_stride_s, seen_stride_r, KEY_SIZE, VALUE_SIZE,
+                KEY_BLOCK, VALUE_BLOCK, PAGE, M, N, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER,
+            )  # fmt: skip
+            place_M = row_M * (NUM_GROUPS * GROUP) + head_M
+            is_alone = num_live == 1
+            if IS_SPLIT:  # noqa: SIM102 (known when the kernel is compiled)
+                if num_live > 1:
+                    # Tiles of a pass are counted as `locate` does: each has its own number.
+                    counted = (start // ROWS + request + number) * NUM_GROUPS + group
+                    leave_or_join(
+                        acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, parts_ptr, max_ptr,
+                        sum_ptr, counts_ptr + counted, place_M, is_row_M, split, num_live,
+                        num_splits, M, VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
+                    )  # fmt: skip
+            if is_alone:
+                finish(
+                    acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, place_M, is_row_M,
+                    VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
+                )  # fmt: skip
 
 
 def attend_paged(
@@ -194,23 +178,7 @@ def attend_paged(
         dtype=query_THD.dtype,
     )
     out_THD = query_THD.new_empty(rows.num_rows, num_heads, value_size)
-    if shape.num_splits == 1:
-        _launch(rows, query_THD, keys_SGD, values_SGD, spec, shape, out_THD, out_THD, out_THD)
-        return out_THD
-    places = (rows.num_rows, num_heads, shape.num_splits)
-    parts = query_THD.new_empty(*places, value_size, dtype=torch.float32)
-    maxima, sums = query_THD.new_empty(2, *places, dtype=torch.float32)
-    _launch(rows, query_THD, keys_SGD, values_SGD, spec, shape, parts, maxima, sums)
-    _combine_kernel[(rows.num_rows * num_heads,)](
-        parts,
-        maxima,
-        sums,
-        out_THD,
-        shape.num_splits,
-        SPLITS=8 if shape.num_splits <= 8 else 64,
-        VALUE_SIZE=value_size,
-        VALUE_BLOCK=_block(value_size),
-    )
+    _launch(rows, query_THD, keys_SGD, values_SGD, spec, shape, out_THD)
     return out_THD
 
 
@@ -221,9 +189,7 @@ def _launch(
     values_SGD: Tensor,
     spec: AttentionSpec,
     shape: PagedShape,
-    out: Tensor,
-    maxima: Tensor,
-    sums: Tensor,
+    out_THD: Tensor,
 ) -> None:
     seen, context = rows.seen_BRS, rows.context_B
     if seen is not None and seen.stride(2) != 1:
@@ -235,14 +201,14 @@ def _launch(
     else:
         tree = rows.rows
     num_groups, value_size = values_SGD.shape[1:]
-    _attend_kernel[(shape.num_tiles, num_groups, shape.num_splits)](
+    limit = {} if shape.registers is None else {"maxnreg": shape.registers}
+    _attend_kernel[(shape.num_tiles * num_groups, shape.num_splits)](
         query_THD,
         keys_SGD,
         values_SGD,
         query_THD if spec.sinks_H is None else spec.sinks_H,
-        out,
-        maxima,
-        sums,
+        out_THD,
+        *_memory_for_parts(out_THD, shape.num_splits),
         rows.table_BP,
         tree.starts_B,
         tree.num_rows_B,
@@ -255,15 +221,16 @@ def _launch(
         (spec.soft_cap or 0.0) * _LOG2_E.value,
         spec.window or 0,
         rows.num_requests,
-        frontier.width,
-        frontier.level,
-        frontier.first_number,
+        shape.tiles_each,
+        *astuple(frontier),
         shape.num_splits,
+        shape.fewest,
         *query_THD.stride()[:2],
         *keys_SGD.stride()[:2],
         *values_SGD.stride()[:2],
         rows.table_BP.stride(0),
         *((0, 0) if seen is None else seen.stride()[:2]),
+        NUM_GROUPS=num_groups,
         GROUP=query_THD.shape[1] // num_groups,
         KEY_SIZE=query_THD.shape[2],
         VALUE_SIZE=value_size,
@@ -272,19 +239,29 @@ def _launch(
         PAGE=rows.block_size,
         M=shape.tile,
         N=shape.keys,
-        FEWEST=FEWEST_KEYS,
         REQUESTS=32 if rows.num_requests <= 32 else max(256, power_of_two(rows.num_requests)),
         HAS_SEEN=seen is not None,
         HAS_WINDOW=spec.window is not None,
         HAS_SOFT_CAP=spec.soft_cap is not None,
         HAS_SINKS=spec.sinks_H is not None,
-        # Without masks for keys that all rows see; float32 products are long code, one loop will do
-        HAS_FULL=spec.window is None and query_THD.dtype != torch.float32,
         IS_FRONTIER=isinstance(rows.rows, FrontierRows),
+        IS_LOCATED=shape.is_located,
         IS_SPLIT=shape.num_splits > 1,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
+        **limit,
     )
+
+
+def _memory_for_parts(out_THD: Tensor, num_splits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, maxima and sums of all splits, and how many of a tile have come."""
+    if num_splits == 1:
+        # What a kernel does not look at still needs a pointer.
+        return out_THD, out_THD, out_THD, out_THD
+    places = (*out_THD.shape[:2], num_splits)
+    parts = out_THD.new_empty(*places, out_THD.shape[2], dtype=torch.float32)
+    maxima, sums = out_THD.new_empty(2, *places, dtype=torch.float32)
+    return parts, maxima, sums, counts_for(out_THD.device)
 
 
 def _block(size: int) -> int:

@@ -46,6 +46,8 @@ class PagedRows:
     seen_BRS: Tensor | None
     table_BP: Tensor
     block_size: int
+    is_short: bool = False
+    """Whether all requests bring few rows, and about as many."""
 
     @property
     def num_requests(self) -> int:

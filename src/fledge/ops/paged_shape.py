@@ -12,9 +12,9 @@ import torch
 
 from fledge.ops.paged_rows import FrontierRows, PagedRows
 
-_MOST_SPLITS = 64
-FEWEST_KEYS = 128
-"""Keys of a split: fewer are not worth a program."""
+_MOST_SPLITS = 32
+_FEWEST_KEYS = 256
+"""Keys of a split: fewer are not worth waiting for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,23 @@ class PagedShape:
 
     num_warps: int
     num_stages: int
+    registers: int | None
+    """Of a thread at most, where the compiler would take so many that few programs fit."""
+
     num_tiles: int
     """Enough for every row; how many each request needs is found on the device."""
 
+    tiles_each: int
+    """Tiles from one to the next of the same program: all of a request that others do not have."""
+
+    is_located: bool
+    """Whether tiles are counted through all requests, or each request has `tiles_each` of them."""
+
     num_splits: int
-    """Programs that share the keys of a tile."""
+    """Programs that may share the keys of a tile."""
+
+    fewest: int
+    """Keys of each of them."""
 
 
 def power_of_two(count: int) -> int:
@@ -42,16 +54,20 @@ def power_of_two(count: int) -> int:
 class _Device(NamedTuple):
     num_processors: int
     shared_bytes: int
+    has_registers: bool
+    """Whether a kernel may be told how many of them to use."""
 
 
 @cache
 def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
-        return _Device(8, 228 * 1024)
+        return _Device(8, 228 * 1024, has_registers=False)
     found = torch.cuda.get_device_properties(device)
     # What a kernel may ask for; only NVIDIA devices have more than a block gets without asking.
     shared_bytes = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    return _Device(found.multi_processor_count, int(shared_bytes))
+    return _Device(
+        found.multi_processor_count, int(shared_bytes), has_registers=torch.version.hip is None
+    )
 
 
 def paged_shape(
@@ -65,20 +81,34 @@ def paged_shape(
     largest = 128 >> (is_wide + 2 * is_float + is_small)
     tile = power_of_two(-(-rows.num_rows // rows.num_requests) * group)
     tile = max(16, power_of_two(group), min(tile, largest))
-    rows_each = tile // group
-    if isinstance(rows.rows, FrontierRows):
-        num_tiles = rows.num_requests * -(-rows.rows.width // rows_each)
-    else:
-        num_tiles = rows.num_rows // rows_each + rows.num_requests
-    # Small tiles need little room, so that several fit on a processor at once.
-    wanted = device.num_processors * (1 if tile >= 64 else 2)
+    num_tiles, tiles_each, is_located = _tiles(rows, tile // group)
+    wanted = device.num_processors * (1 if tile >= 64 else 4)
     capacity = rows.table_BP.shape[1] * rows.block_size
-    num_splits = min(wanted // (num_tiles * num_groups), -(-capacity // FEWEST_KEYS), _MOST_SPLITS)
+    most_splits = min(_MOST_SPLITS, -(-capacity // _FEWEST_KEYS))
+    num_splits = min(wanted // (num_tiles * num_groups), most_splits)
+    # Programs that join parts hold more, and are not so many that they need be small.
+    is_lean = tile < 64 and num_splits <= 1 and not (is_wide or is_float)
     return PagedShape(
         tile=tile,
-        keys=max(16, 64 >> (is_wide + is_float + is_small)),
+        keys=max(16, (64 if tile >= 64 else 32) >> (is_wide + is_float + is_small)),
         num_warps=8 if tile >= 128 else 4,
         num_stages=2 if is_float or is_wide or is_small else 3,
+        registers=128 if is_lean and device.has_registers else None,
         num_tiles=num_tiles,
+        tiles_each=tiles_each,
+        is_located=is_located,
         num_splits=max(1, num_splits),
+        fewest=_FEWEST_KEYS,
     )
+
+
+def _tiles(rows: PagedRows, rows_each: int) -> tuple[int, int, bool]:
+    """How many programs, how far apart those tiles of a request are that one of them has."""
+    if isinstance(rows.rows, FrontierRows):
+        tiles_each = -(-rows.rows.width // rows_each)
+    elif rows.is_short:
+        tiles_each = -(-rows.num_rows // (rows.num_requests * rows_each))
+    else:
+        num_tiles = rows.num_rows // rows_each + rows.num_requests
+        return num_tiles, num_tiles, True
+    return rows.num_requests * tiles_each, tiles_each, False

@@ -21,9 +21,10 @@ def locate(tile, starts_ptr, num_requests, ROWS: tl.constexpr, REQUESTS: tl.cons
     """
     requests = tl.arange(0, REQUESTS)
     starts = tl.load(starts_ptr + requests, mask=requests < num_requests, other=0)
+    starts = starts.to(tl.int32)
     is_begun = (requests < num_requests) & (starts // ROWS + requests <= tile)
     request = tl.sum(is_begun.to(tl.int32), axis=0) - 1
-    return request, tile - (tl.load(starts_ptr + request) // ROWS + request)
+    return request, tile - (tl.load(starts_ptr + request).to(tl.int32) // ROWS + request)
 
 
 @triton.jit
@@ -36,34 +37,31 @@ def extent(
     window,
     width,
     level,
-    split,
     num_splits,
+    fewest,
     ROWS: tl.constexpr,
     N: tl.constexpr,
-    FEWEST: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_FULL: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
 ):
-    """Numbers this program reads: from `low`, up to `full` seen by all its rows, then to `high`."""
+    """Numbers a tile reads, from `low` to `end`; up to `common` every row of it sees them all.
+
+    Of the splits that there are programs for, `num_live` have `each` of the numbers, or what is
+    left of them.
+    """
     if IS_FRONTIER:
-        oldest, end, seen_by_all = context + level - 1, context + width * level, context
+        oldest, end, common = context + level - 1, context + width * level, context
     else:
         # A node's ancestors come before it, and no draft is older than its root.
         oldest = context + tl.minimum(first_row, chain - 1)
         end = context + tl.minimum(first_row + ROWS, num_rows)
-        seen_by_all = oldest + 1
+        common = oldest + 1
     low = first
     if HAS_WINDOW:
         low = tl.maximum(low, oldest - window + 1)
-    steps = tl.cdiv(tl.cdiv(end - low, N), num_splits)
-    each = tl.maximum(steps, FEWEST // N) * N
-    low = low + split * each
-    high = tl.minimum(end, low + each)
-    full = low
-    if HAS_FULL:
-        full += tl.maximum(tl.minimum(seen_by_all, high) - low, 0) // N * N
-    return low, full, high
+    num_live = tl.maximum(tl.minimum(tl.cdiv(end - low, fewest), num_splits), 1)
+    each = tl.cdiv(tl.cdiv(end - low, num_live), N) * N
+    return low, common, end, each, tl.cdiv(end - low, each)
 
 
 @triton.jit
@@ -121,17 +119,19 @@ def load_rows(
     stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_MASKED: tl.constexpr,
+    IS_FULL: tl.constexpr,
 ):
     """Rows of some slots, [N, BLOCK]; what is masked is 0, never what happens to lie there."""
     dims = tl.arange(0, BLOCK)
-    ptrs = pool_ptr + slots_N[:, None] * stride + dims[None, :]
-    if IS_MASKED:
-        rows = tl.load(ptrs, mask=is_key_N[:, None] & (dims < SIZE)[None, :], other=0.0)
-    elif SIZE == BLOCK:
+    ptrs = pool_ptr + (slots_N * stride)[:, None] + dims[None, :]
+    if IS_FULL and SIZE == BLOCK:
         rows = tl.load(ptrs)
-    else:
+    elif IS_FULL:
         rows = tl.load(ptrs, mask=(dims < SIZE)[None, :], other=0.0)
+    elif SIZE == BLOCK:
+        rows = tl.load(ptrs, mask=is_key_N[:, None], other=0.0)
+    else:
+        rows = tl.load(ptrs, mask=is_key_N[:, None] & (dims < SIZE)[None, :], other=0.0)
     return rows
 
 
@@ -147,31 +147,123 @@ def score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
-def fold(acc_MD, max_M, sum_M, scores_MN, values_ND):
-    """Add keys to a running softmax."""
+def fold(acc_MD, max_M, sums, scores_MN, values_ND, SUMS_COLUMNS: tl.constexpr):
+    """Add keys to a running softmax; sums are those of rows, or of their columns still apart."""
     new_max_M = tl.maximum(max_M, tl.max(scores_MN, axis=1))
     # A row that has seen nothing yet: its differences would be those of two infinities.
     safe_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
     kept_M = tl.exp2(max_M - safe_M)
     probs_MN = tl.exp2(scores_MN - safe_M[:, None])
-    sum_M = sum_M * kept_M + tl.sum(probs_MN, axis=1)
+    if SUMS_COLUMNS:
+        sums = sums * kept_M[:, None] + probs_MN
+    else:
+        sums = sums * kept_M + tl.sum(probs_MN, axis=1)
     acc_MD = acc_MD * kept_M[:, None]
     acc_MD = tl.dot(probs_MN.to(values_ND.dtype), values_ND, acc_MD, input_precision="ieee")
-    return acc_MD, new_max_M, sum_M
+    return acc_MD, new_max_M, sums
 
 
 @triton.jit
-def read_tile(
-    query_MD,
+def finish(
+    acc_MD,
     max_M,
     sum_M,
+    sinks_ptrs,
+    out_ptr,
+    place_M,
+    is_row_M,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Store what a running softmax has come to; a sink is one more key, which has no value."""
+    if HAS_SINKS:
+        sinks_M = tl.load(sinks_ptrs, mask=is_row_M, other=0.0).to(tl.float32) * _LOG2_E
+        new_max_M = tl.maximum(max_M, sinks_M)
+        kept_M = tl.exp2(max_M - new_max_M)
+        acc_MD, sum_M = acc_MD * kept_M[:, None], sum_M * kept_M + tl.exp2(sinks_M - new_max_M)
+    acc_MD = acc_MD / tl.where(sum_M > 0, sum_M, 1.0)[:, None]
+    dims = tl.arange(0, BLOCK)
+    out_ptrs = out_ptr + (place_M * SIZE)[:, None] + dims[None, :]
+    is_out_MD = is_row_M[:, None] & (dims < SIZE)[None, :]
+    tl.store(out_ptrs, acc_MD.to(out_ptr.dtype.element_ty), mask=is_out_MD)
+
+
+@triton.jit
+def read_span(
+    acc_MD,
+    max_M,
+    sums,
+    query_MD,
     local_M,
     is_row_M,
     position_M,
     context,
     chain,
     low,
-    full,
+    common,
+    high,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    positions_ptr,
+    seen_ptr,
+    scale,
+    soft_cap,
+    window,
+    width,
+    key_stride,
+    value_stride,
+    seen_stride,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    N: tl.constexpr,
+    HAS_SEEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_FRONTIER: tl.constexpr,
+    SUMS_COLUMNS: tl.constexpr,
+    IS_FULL: tl.constexpr,
+):
+    """Keys from `low` to `high`, all of them seen and steps whole if it is full."""
+    numbers_N = low + tl.arange(0, N)
+    # Blocks are looked up a step ahead, so that keys and values can be fetched ahead as well.
+    slots_N = find_slots(table_ptr, numbers_N, numbers_N < high, PAGE)
+    for begin in range(low, high, N):
+        numbers_N = begin + tl.arange(0, N)
+        is_key_N = numbers_N < high
+        next_slots_N = find_slots(table_ptr, numbers_N + N, numbers_N + N < high, PAGE)
+        keys_ND = load_rows(keys_ptr, slots_N, is_key_N, key_stride, KEY_SIZE, KEY_BLOCK, IS_FULL)
+        scores_MN = score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP)
+        if not IS_FULL:  # noqa: SIM102 (known when the kernel is compiled)
+            if HAS_WINDOW or begin + N > common:
+                visible_MN = is_visible(
+                    numbers_N, is_key_N, local_M, is_row_M, position_M, context, chain,
+                    positions_ptr, seen_ptr, seen_stride, window, width,
+                    HAS_SEEN, HAS_WINDOW, IS_FRONTIER,
+                )  # fmt: skip
+                scores_MN = tl.where(visible_MN, scores_MN, float("-inf"))
+        values_ND = load_rows(
+            values_ptr, slots_N, is_key_N, value_stride, VALUE_SIZE, VALUE_BLOCK, IS_FULL
+        )
+        acc_MD, max_M, sums = fold(acc_MD, max_M, sums, scores_MN, values_ND, SUMS_COLUMNS)
+        slots_N = next_slots_N
+    return acc_MD, max_M, sums
+
+
+@triton.jit
+def read_tile(
+    query_MD,
+    local_M,
+    is_row_M,
+    position_M,
+    context,
+    chain,
+    low,
+    common,
     high,
     keys_ptr,
     values_ptr,
@@ -195,39 +287,32 @@ def read_tile(
     HAS_SEEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
-    HAS_FULL: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
 ):
-    """Keys that all rows see, without a mask, then the others; pointers are those of the tile."""
-    acc_MD, keys_N = tl.zeros([M, VALUE_BLOCK], tl.float32), tl.arange(0, N)
-    if HAS_FULL:
-        # Blocks are looked up a step ahead, so that keys and values can be fetched ahead as well.
-        slots_N = find_slots(table_ptr, low + keys_N, low + keys_N < full, PAGE)
-        for begin in range(low, full, N):
-            next_N = begin + N + keys_N
-            next_slots_N = find_slots(table_ptr, next_N, next_N < full, PAGE)
-            keys_ND = load_rows(keys_ptr, slots_N, None, key_stride, KEY_SIZE, KEY_BLOCK, False)
-            scores_MN = score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP)
-            values_ND = load_rows(
-                values_ptr, slots_N, None, value_stride, VALUE_SIZE, VALUE_BLOCK, False
-            )
-            acc_MD, max_M, sum_M = fold(acc_MD, max_M, sum_M, scores_MN, values_ND)
-            slots_N = next_slots_N
-    slots_N = find_slots(table_ptr, full + keys_N, full + keys_N < high, PAGE)
-    for begin in range(full, high, N):
-        numbers_N = begin + keys_N
-        is_key_N, is_next_N = numbers_N < high, numbers_N + N < high
-        next_slots_N = find_slots(table_ptr, numbers_N + N, is_next_N, PAGE)
-        keys_ND = load_rows(keys_ptr, slots_N, is_key_N, key_stride, KEY_SIZE, KEY_BLOCK, True)
-        scores_MN = score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP)
-        visible_MN = is_visible(
-            numbers_N, is_key_N, local_M, is_row_M, position_M, context, chain, positions_ptr,
-            seen_ptr, seen_stride, window, width, HAS_SEEN, HAS_WINDOW, IS_FRONTIER,
-        )  # fmt: skip
-        scores_MN = tl.where(visible_MN, scores_MN, float("-inf"))
-        values_ND = load_rows(
-            values_ptr, slots_N, is_key_N, value_stride, VALUE_SIZE, VALUE_BLOCK, True
-        )
-        acc_MD, max_M, sum_M = fold(acc_MD, max_M, sum_M, scores_MN, values_ND)
-        slots_N = next_slots_N
-    return acc_MD, max_M, sum_M
+    """Keys from `low` to `high`; pointers are those of the tile."""
+    # Warps of a small tile share its rows: a sum in each step would make them wait for each other.
+    SUMS_COLUMNS: tl.constexpr = M < 64
+    acc_MD, max_M = tl.zeros([M, VALUE_BLOCK], tl.float32), tl.full([M], float("-inf"), tl.float32)
+    if SUMS_COLUMNS:
+        sums = tl.zeros([M, N], tl.float32)
+    else:
+        sums = tl.zeros([M], tl.float32)
+        if not HAS_WINDOW:
+            # A loop without masks is faster, and one after another only costs small tiles time.
+            full = low + tl.maximum(tl.minimum(common, high) - low, 0) // N * N
+            acc_MD, max_M, sums = read_span(
+                acc_MD, max_M, sums, query_MD, local_M, is_row_M, position_M, context, chain,
+                low, common, full, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
+                scale, soft_cap, window, width, key_stride, value_stride, seen_stride,
+                KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N, HAS_SEEN, HAS_WINDOW,
+                HAS_SOFT_CAP, IS_FRONTIER, SUMS_COLUMNS, True,
+            )  # fmt: skip
+            low = full
+    acc_MD, max_M, sums = read_span(
+        acc_MD, max_M, sums, query_MD, local_M, is_row_M, position_M, context, chain,
+        low, common, high, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
+        scale, soft_cap, window, width, key_stride, value_stride, seen_stride,
+        KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N, HAS_SEEN, HAS_WINDOW,
+        HAS_SOFT_CAP, IS_FRONTIER, SUMS_COLUMNS, False,
+    )  # fmt: skip
+    return acc_MD, max_M, tl.sum(sums, axis=1) if SUMS_COLUMNS else sums

@@ -28,8 +28,9 @@ from fledge.ops import (
 )
 
 HOPPER, GRAPHICS = 90, 89
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
-SMALL = {"M": 16, "N": 64, "num_warps": 4, "num_stages": 3}
+SMALL = {"M": 16, "N": 32, "num_warps": 4, "num_stages": 3, "maxnreg": 128}
 HALVES = {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
 
 
@@ -47,7 +48,11 @@ TYPES = {
     **{"codes_ptr": "*u8", "scales_ptr": "*fp16"},
     **{f"{name}_ptr": "*u8" for name in ("sampled", "above_seen", "front_seen")},
     **{f"{name}_ptr": "*fp32" for name in ("knots", "lines", "above_scores", "front_scores")},
-    **{"ends_ptr": "*i32", **dict.fromkeys(("eps", "after_eps", "before_eps"), "fp32")},
+    **{
+        "ends_ptr": "*i32",
+        "counts_ptr": "*i32",
+        **dict.fromkeys(("eps", "after_eps", "before_eps"), "fp32"),
+    },
 }
 
 
@@ -70,7 +75,7 @@ def types_of(kernel: object, constants: Mapping[str, object], element: str) -> d
 def compiled(
     name: str, kernel: object, constants: dict[str, object], element: str, capability: int
 ) -> None:
-    options = {key: constants.pop(key) for key in ("num_warps", "num_stages") if key in constants}
+    options = {key: constants.pop(key) for key in OPTIONS if key in constants}
     types = types_of(kernel, constants, element)
     # As a launch finds them: memory and strides are multiples of 16.
     aligned = {
@@ -87,22 +92,21 @@ def compiled(
 
 def attention(size: int, **changes: object) -> dict[str, object]:
     block = max(16, 1 << (size - 1).bit_length())
-    facts = dict.fromkeys(("HAS_SEEN", "HAS_FULL"), True)
-    others = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_SINKS", "IS_FRONTIER", "IS_SPLIT")
-    facts |= dict.fromkeys(others, False)
+    others = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_SINKS", "IS_FRONTIER", "IS_LOCATED", "IS_SPLIT")
+    facts = {"HAS_SEEN": True, **dict.fromkeys(others, False)}
     sizes = {"KEY_SIZE": size, "VALUE_SIZE": size, "KEY_BLOCK": block, "VALUE_BLOCK": block}
-    return {"GROUP": 3, "PAGE": 16, "FEWEST": 128, "REQUESTS": 32, **sizes, **facts, **changes}
+    return {"NUM_GROUPS": 3, "GROUP": 3, "PAGE": 16, "REQUESTS": 32, **sizes, **facts, **changes}
 
 
 def main() -> None:
     attend = paged_attention_triton._attend_kernel
-    everything = {"HAS_WINDOW": True, "HAS_SOFT_CAP": True, "HAS_SINKS": True, "HAS_FULL": False}
-    compiled("large tiles", attend, attention(128, **LARGE), "bf16", HOPPER)
+    everything = {"HAS_WINDOW": True, "HAS_SOFT_CAP": True, "HAS_SINKS": True}
+    large = attention(128, **LARGE, IS_LOCATED=True, IS_SPLIT=True)
+    compiled("large tiles", attend, large, "bf16", HOPPER)
+    compiled("small tiles", attend, attention(64, **SMALL), "bf16", HOPPER)
     frontier = attention(96, **SMALL, **everything, IS_FRONTIER=True, IS_SPLIT=True)
     compiled("a frontier with everything", attend, frontier, "bf16", HOPPER)
     compiled("half tiles", attend, attention(64, **HALVES), "fp16", GRAPHICS)
-    combine = {"SPLITS": 64, "VALUE_SIZE": 128, "VALUE_BLOCK": 128}
-    compiled("combine", paged_attention_triton._combine_kernel, combine, "bf16", HOPPER)
     sizes = {"FIRST_WIDTH": 384, "FIRST_SIZE": 96, "SECOND_WIDTH": 384, "SECOND_SIZE": 96}
     compiled("write", kv_triton._write_kernel, {**sizes, "COLUMNS": 512}, "bf16", HOPPER)
     moves = {"ELEMENT": tl.int64, "MOVES": 8, "COLUMNS": 512}
@@ -127,7 +131,8 @@ def compile_layers() -> None:
     gate = {"SIZE": 14336, "COLUMNS": 1024, "IS_SILU": False}
     compiled("gate", gated_triton._gate_kernel, gate, "bf16", HOPPER)
     heads = {"HEADS": 9, "KV_HEADS": 3, "SIZE": 96, "HALF": 48, "BLOCK": 64}
-    rotate = {**heads, "KIND": 1, "HAS_SLOTS": True, "num_warps": 1}
+    asked = {"AT_ONCE": 16, "KIND": 1, "HAS_SLOTS": True, "HAS_VALUES": True}
+    rotate = {**heads, **asked, "num_warps": 4}
     compiled("rotate", rope_write_triton._rotate_kernel, rotate, "bf16", HOPPER)
     joined = {"SIZE": 2880, "BLOCK": 4096, "KIND": 1, "KEEPS_NORMED": True, "num_warps": 8}
     compiled("inputs of a head", head_input_triton._join_kernel, joined, "bf16", HOPPER)

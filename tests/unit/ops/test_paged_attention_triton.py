@@ -26,7 +26,8 @@ from fledge.ops.paged_shape import paged_shape
 from tests.paged_cases import BLOCK_SIZE, Heads, filled_pool, frontier_pass, tree_pass
 from tests.unit.ops.random_passes import PagedCase, frontier_passes, tree_passes
 
-attend_paged = pytest.importorskip("fledge.ops.paged_attention_triton").attend_paged
+paged_attention_triton = pytest.importorskip("fledge.ops.paged_attention_triton")
+attend_paged = paged_attention_triton.attend_paged
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
 
 
@@ -54,7 +55,7 @@ TREES = {
     "short beside long": Case(((250, 1, 2), (0, 1, 0), (2, 1, 1))),
     "before a border": Case(((15, 1, 0), (14, 1, 1), (31, 1, 0))),
     "at and behind a border": Case(((16, 1, 0), (17, 1, 3), (32, 1, 1))),
-    "split keys": Case(((256, 1, 3),), Heads(2, 1, 64), dtype=torch.float16),
+    "split keys": Case(((520, 1, 3),), Heads(2, 1, 64), dtype=torch.float16),
     "heads of 64": Case(SMALL, Heads(3, 1, 64), dtype=torch.float16),
     "heads of 96": Case(SMALL, Heads(4, 2, 96)),
     "heads of 128": Case(SMALL, Heads(5, 1, 128), dtype=torch.float16),
@@ -70,7 +71,7 @@ TREES = {
     "no entry for token 0": Case(((1, 2, 0), (18, 1, 4)), first=1),
     "soft cap": Case(SMALL, soft_cap=2.0),
     "sinks": Case(SMALL, has_sinks=True),
-    "sinks and split keys": Case(((256, 1, 0),), Heads(2, 1, 16), has_sinks=True),
+    "sinks and split keys": Case(((300, 1, 0), (255, 1, 0)), Heads(2, 1, 16), has_sinks=True),
     "everything": Case(((200, 1, 5), (3, 9, 0)), Heads(3, 1, 96), 40, 1, torch.float16, 3.0, True),
 }
 FRONTIERS = {
@@ -78,7 +79,7 @@ FRONTIERS = {
     "third level": (Case(((1, 0, 0), (33, 0, 0)), Heads(3, 1, 64), first=1), 3, 3),
     "window": (Case(((30, 0, 0), (2, 0, 0)), window=5), 2, 4),
     "window past the context": (Case(((30, 0, 0),), window=2, dtype=torch.float16), 2, 4),
-    "split keys": (Case(((250, 0, 0),), Heads(4, 1, 32), dtype=torch.float16), 4, 2),
+    "split keys": (Case(((280, 0, 0),), Heads(4, 1, 32), dtype=torch.float16), 4, 2),
 }
 
 
@@ -127,6 +128,42 @@ def test_trees_and_chunks(name: str) -> None:
     check(tree_pass(case.requests, case.window, first=case.first), case)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no trees",
+        "a tree, a chunk, one token",
+        "a chain with a tree below it",
+        "sinks and split keys",
+        "everything",
+    ],
+)
+def test_requests_with_programs_of_their_own(name: str) -> None:
+    """As in decoding cycles; a request with more rows than others still gets them all."""
+    case = TREES[name]
+    packed = tree_pass(case.requests, case.window, first=case.first)
+    short = replace(packed, num_short=len(case.requests), views={})
+    assert short.paged(case.window).is_short
+    check(short, case)
+
+
+def test_counts_of_arrivals_are_zero_again() -> None:
+    """Else the next launch would join parts before all are there."""
+    counts = torch.zeros(16_384, dtype=torch.int32)
+    case = TREES["split keys"]
+    packed = tree_pass(case.requests, None)
+    pool = filled_pool(packed, case.heads, None, dtype=case.dtype)
+    query_THD = torch.randn(packed.num_tokens, 2, 64).to(case.dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_attention_triton, "counts_for", lambda device: counts.to(device))
+        first, second = (
+            attend_paged(packed.paged(None), query_THD, *pool.layer(0), spec_of(case))
+            for _ in range(2)
+        )
+    assert counts.eq(0).all()
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("name", FRONTIERS)
 def test_frontiers(name: str) -> None:
     case, width, level = FRONTIERS[name]
@@ -159,7 +196,7 @@ def test_long_contexts_of_few_rows_are_split() -> None:
     packed = tree_pass([(1000, 1, 0)], None)
     rows = packed.paged(None)
     split = paged_shape(rows, group=4, num_groups=1, head_size=64, dtype=torch.bfloat16)
-    assert split.num_splits == -(-(rows.table_BP.shape[1] * BLOCK_SIZE) // 128)
+    assert split.num_splits == -(-(rows.table_BP.shape[1] * BLOCK_SIZE) // split.fewest)
     many = tree_pass([(1000, 1, 0)] * 64, None).paged(None)
     whole = paged_shape(many, group=4, num_groups=1, head_size=64, dtype=torch.bfloat16)
     assert whole.num_splits == 1
