@@ -43,24 +43,19 @@ def shape_of(tile: int, keys: int, warps: int, stages: int, registers: int | Non
     return {**sizes, "registers": registers}
 
 
-SMALL = [
+SMALL = (
     (32, 4, 3, 128),
     (32, 4, 3, None),
-    (32, 4, 4, 128),
     (64, 4, 2, 128),
-    (64, 4, 2, None),
     (64, 4, 3, None),
-    (32, 2, 3, None),
     (64, 8, 3, None),
+    (32, 4, 4, 128),
+    (64, 4, 2, None),
+    (32, 2, 3, None),
     (128, 4, 2, None),
     (128, 8, 2, None),
-]
-LARGE = [(32, 4, 3, None), (64, 4, 2, None), (64, 4, 3, None), (64, 8, 3, None), (128, 8, 2, None)]
-
-
-def candidates(tile: int) -> list[Variant]:
-    """Shapes with tiles of this size; the first in each list is the one in the code."""
-    return [shape_of(tile, *one) for one in (SMALL if tile < 64 else LARGE)]
+)
+FEW, LARGE = SMALL[:5], ((64, 8, 3, None), (64, 4, 2, None), (32, 4, 3, None), (64, 8, 2, None))
 
 
 @dataclass(frozen=True)
@@ -69,50 +64,59 @@ class Regime:
     requests: int
     rows: int
     context: int
-    tiles: tuple[int, ...]
+    tiles: tuple[int, ...] = ()
+    shapes: tuple[tuple[int, int, int, int | None], ...] = ()
+    """Keys, warps, stages and registers that are tried with each of the tiles."""
+
     splits: tuple[int, ...] = ()
     """Ways to split the keys that are tried with the shape in the code."""
 
+    @property
+    def shaped(self) -> list[Variant]:
+        return [shape_of(tile, *shape) for tile in self.tiles for shape in self.shapes]
+
 
 REGIMES = [
-    Regime(LLAMA_8B, 64, 1, 200, (16,)),
-    Regime(LLAMA_8B, 64, 6, 350, (32,)),
-    Regime(LLAMA_8B, 1, 1, 200, (16,), (1, 4)),
-    Regime(LLAMA_8B, 8, 6, 350, (32,), (1, 2, 4, 8)),
-    Regime(LLAMA_8B, 32, 1, 200, (16,), (1, 2)),
-    Regime(LLAMA_8B, 32, 6, 350, (32,), (1, 2)),
-    Regime(LLAMA_8B, 128, 1, 200, (16,)),
-    Regime(LLAMA_8B, 256, 1, 200, (16,)),
-    Regime(LLAMA_8B, 8, 1, 200, (16,), (1, 2, 4, 8)),
-    Regime(LLAMA_8B, 1, 6, 350, (32,), (1, 4, 8)),
-    Regime(LLAMA_8B, 8, 25, 400, (128, 64, 32)),
-    Regime(SMOLLM2, 64, 1, 200, (16,)),
-    Regime(SMOLLM2, 64, 6, 350, (32,)),
-    Regime(SMOLLM2, 1, 1, 200, (16,), (1, 4)),
-    Regime(SMOLLM2, 1, 6, 350, (32,), (1, 4, 8)),
-    Regime(LLAMA_8B, 1, 1, 2048, (16,), (4, 8, 16, 32)),
-    Regime(LLAMA_8B, 1, 1, 8192, (16,), (8, 16, 32, 64)),
-    Regime(LLAMA_8B, 1, 1, 32_768, (16,), (16, 32, 64)),
-    Regime(LLAMA_8B, 8, 6, 2048, (32,), (1, 4, 8)),
-    Regime(LLAMA_8B, 32, 1, 2048, (16,), (1, 2, 4)),
-    Regime(LLAMA_8B, 64, 2, 400, (16,)),
-    Regime(LLAMA_8B, 64, 4, 400, (16,)),
-    Regime(LLAMA_8B, 64, 25, 400, (128, 64, 32)),
-    Regime(LLAMA_8B, 1, 25, 400, (128, 64, 32), (1, 2, 4)),
-    Regime(LLAMA_8B, 64, 1, 8192, (16,)),
-    Regime(QWEN, 64, 1, 200, (16,)),
-    Regime(QWEN, 64, 6, 350, (64,)),
-    Regime(QWEN, 1, 6, 2048, (64,), (4, 8, 16, 32)),
-    Regime(SMOLLM2, 256, 1, 200, (16,)),
-    Regime(SMOLLM2, 8, 25, 400, (128, 64, 32)),
-    Regime(SMOLLM2, 1, 1, 8192, (16,), (8, 16, 32, 64)),
+    Regime(LLAMA_8B, 64, 1, 200, (16,), SMALL),
+    Regime(LLAMA_8B, 64, 6, 350, (32,), SMALL),
+    Regime(LLAMA_8B, 1, 1, 200, (16,), SMALL, (1, 4)),
+    Regime(LLAMA_8B, 8, 6, 350, (32,), SMALL, (1, 2, 4, 8)),
+    Regime(LLAMA_8B, 32, 1, 200, (16,), SMALL, (1, 2)),
+    Regime(LLAMA_8B, 32, 6, 350, (32,), SMALL, (1, 2)),
+    Regime(LLAMA_8B, 128, 1, 200, (16,), SMALL),
+    Regime(LLAMA_8B, 256, 1, 200, (16,), SMALL),
+    Regime(LLAMA_8B, 8, 1, 200, (16,), SMALL, (1, 2, 4, 8)),
+    Regime(LLAMA_8B, 1, 6, 350, (32,), SMALL, (1, 4, 8)),
+    Regime(SMOLLM2, 64, 1, 200, (16,), FEW, (1, 2)),
+    Regime(SMOLLM2, 64, 6, 350, (32,), FEW, (1, 2)),
+    Regime(SMOLLM2, 1, 1, 200, (16,), FEW, (1, 4)),
+    Regime(SMOLLM2, 1, 6, 350, (32,), FEW, (1, 4, 8)),
+    Regime(LLAMA_8B, 1, 1, 2048, (16,), SMALL, (4, 8, 16, 32)),
+    Regime(LLAMA_8B, 8, 6, 2048, (32,), SMALL, (1, 4, 8)),
+    Regime(LLAMA_8B, 8, 25, 400, (128, 64), LARGE, (1, 2)),
+    Regime(LLAMA_8B, 64, 25, 400, (128, 64), LARGE),
+    Regime(LLAMA_8B, 1, 1, 8192, (16,), SMALL, (8, 16, 32, 64)),
+    Regime(LLAMA_8B, 32, 1, 2048, (16,), SMALL, (1, 2, 4)),
+    Regime(LLAMA_8B, 64, 2, 400),
+    Regime(LLAMA_8B, 64, 4, 400),
+    Regime(LLAMA_8B, 64, 1, 8192, (16,), SMALL),
+    Regime(LLAMA_8B, 1, 25, 400, (128, 64), LARGE, (1, 2, 4)),
+    Regime(QWEN, 64, 1, 200),
+    Regime(QWEN, 64, 6, 350, (64,), LARGE),
+    Regime(QWEN, 1, 6, 2048, (64,), LARGE, (4, 8, 16, 32)),
+    Regime(LLAMA_8B, 1, 1, 32_768, (16,), SMALL[:2], (16, 32, 64)),
+    Regime(SMOLLM2, 256, 1, 200),
+    Regime(SMOLLM2, 8, 25, 400, (128, 64), LARGE, (1, 2)),
+    Regime(SMOLLM2, 1, 1, 8192, (16,), FEW, (8, 16, 32, 64)),
 ]
 
 
 class Bench:
     """A pass, memory of many layers, and queries; contexts fill a part of the tables."""
 
-    def __init__(self, regime: Regime, device: torch.device) -> None:
+    def __init__(
+        self, regime: Regime, device: torch.device, most_layers: int = MOST_LAYERS
+    ) -> None:
         query, key, size = (int(one) for one in regime.heads.split(","))
         heads, dtype = Heads(query, key, size, torch.bfloat16), torch.bfloat16
         self.heads, self.spec = heads, AttentionSpec(size**-0.5)
@@ -120,7 +124,7 @@ class Bench:
         self.packed = _widened(made)
         num_slots = made.tables.by_window[None].numel() * made.tables.block_size
         self.layer_bytes = num_slots * 2 * key * size * dtype.itemsize
-        self.num_layers = int(max(1, min(MOST_LAYERS, CACHE_BYTES // self.layer_bytes + 1)))
+        self.num_layers = int(max(1, min(most_layers, CACHE_BYTES // self.layer_bytes + 1)))
         self.pool = KVPool(num_slots)
         every = torch.arange(num_slots, device=device)
         rows = torch.randn(2, num_slots, key, size, device=device).to(dtype)
@@ -184,8 +188,7 @@ class Chosen:
 
 def variants_of(regime: Regime) -> Iterator[Variant]:
     yield {}
-    for tile in regime.tiles:
-        yield from candidates(tile)
+    yield from regime.shaped
     for num_splits in regime.splits:
         for fewest in (64, 128, 256) if num_splits > 1 else (256,):
             yield {"num_splits": num_splits, "fewest": fewest}
@@ -224,14 +227,14 @@ def tune(regime: Regime, bandwidth: float, device: torch.device) -> list[dict[st
 def compile_share(share: int, num_shares: int, device: torch.device) -> None:
     """Runs a part of all candidates once, on short contexts."""
     asked = {
-        (regime.heads, regime.rows, json.dumps(variant), is_split): (regime, variant, is_split)
+        (regime.heads, regime.rows, bool(regime.splits), json.dumps(variant)): (regime, variant)
         for regime in REGIMES
-        for variant in [one for tile in regime.tiles for one in candidates(tile)]
-        for is_split in {False, bool(regime.splits)}
+        for variant in [{}, *regime.shaped]
     }
-    for regime, variant, is_split in list(asked.values())[share::num_shares]:
-        bench = Bench(replace(regime, requests=2, context=32), device)
-        with Chosen({**variant, "num_splits": 2 if is_split else 1}), choose_kernels("triton"):
+    for regime, variant in list(asked.values())[share::num_shares]:
+        bench = Bench(replace(regime, requests=2, context=32), device, most_layers=1)
+        num_splits = 2 if regime.splits else 1
+        with Chosen({"num_splits": num_splits, **variant}), choose_kernels("triton"):
             try:
                 bench.attend(0)
             except Exception as failure:
