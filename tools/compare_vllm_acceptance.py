@@ -6,27 +6,31 @@ for minutes gets through them one by one:
     tool=tools/compare_vllm_acceptance.py
     python $tool prompts --target T --file held-out.jsonl --out W/prompts.json
     python $tool vllm --target T --head EXPORTED --work W
-    python $tool vllm --target T --work W
     python $tool fledge --target T --head HEAD --work W
-    python $tool fledge --target T --work W
     python $tool compare --target T --work W --out benchmarks/FILE.json
 
 `vllm` takes the Python of its environment (`--python`); fledge's own unless told otherwise. The
 step `sglang` does the same in SGLang, and `compare --engine sglang` reads it; what an installation
-lacks is told by `--engine-options '{"attention_backend": "triton", ...}'`. Both
-draft the same chain, greedily, in groups of the same sizes; the first group of each warms up. On a
-GPU vLLM has its scheduler in a process of its own, as it does by default. `compare` looks at texts
-of both engines, with a head and without, wherever they part.
+lacks is told by `--engine-options '{"attention_backend": "triton", ...}'`. With `--head` prompts
+are answered with the head and without it, by two engines that start side by side and answer one
+after the other; their logs and what they have found so far are in W/STEP-head and W/STEP-plain.
+Both draft the same chain, greedily, in groups of the same sizes; the first group of each warms up.
+On a GPU vLLM has its scheduler in a process of its own, as it does by default. `compare` looks at
+texts of both engines, with a head and without, wherever they part; `--no-speeds` leaves out speeds
+that were measured beside other work.
 """
 
 import argparse
 import json
 import os
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from acceptance_table import MAX_DIFFERENCE, NEAR_TIE, compare_group, pool_groups
 
 from fledge import Engine, EngineSettings, SamplingParams
 from fledge.contracts import provenance
@@ -41,26 +45,46 @@ from fledge.models.target_facts import read_facts
 
 ENGINES: tuple[OutsideEngine, ...] = ("vllm", "sglang")
 TEXT_KEYS = ("prompt", "question", "instruction", "text")
-MAX_DIFFERENCE = 0.02
-NEAR_TIE = 0.25
-"""Nats between the two tokens where two texts part; bfloat16 logits are coarser than that."""
 
 
 def main() -> None:
     options = parse()
-    out = options.out or options.work / f"{options.step}-{'head' if options.head else 'plain'}.json"
-    if out.exists() and options.step != "compare":
-        print(f"{out} is there already")
+    if options.step in ANSWERED:
+        answer(options)
         return
     document = STEPS[options.step](options)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {out}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {options.out}")
+
+
+def answer(options: argparse.Namespace) -> None:
+    """With the head, where there is one, and without: other engines side by side, ours in turn."""
+
+    def one(how: str) -> None:
+        out = options.work / f"{options.step}-{how}.json"
+        if out.exists():
+            print(f"{out} is there already")
+            return
+        head = options.head.absolute() if how == "head" else None
+        document = ANSWERED[options.step](options, head)
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        print(f"wrote {out}: {document['took_s']:.1f} s", flush=True)
+
+    ways = ("head", "plain") if options.head else ("plain",)
+    if options.step == "fledge":
+        for how in ways:
+            one(how)
+        return
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(one, how) for how in ways]
+    for done in waiting:
+        done.result()
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("step", choices=tuple(STEPS))
+    parser.add_argument("step", choices=(*STEPS, *ANSWERED))
     parser.add_argument("--target", required=True)
     parser.add_argument("--head", type=Path)
     parser.add_argument("--work", type=Path, default=Path())
@@ -75,7 +99,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--engine", choices=ENGINES, default="vllm", help="whom to compare with")
     parser.add_argument("--engine-options", type=json.loads, default={})
     parser.add_argument("--python", type=Path)
-    parser.add_argument("--memory-share", type=float, default=0.5)
+    parser.add_argument("--memory-share", type=float, default=0.4, help="of each engine")
+    parser.add_argument("--timeout-s", type=float, help="for an engine to start and answer")
+    parser.add_argument("--no-speeds", action="store_true")
     parser.add_argument("--commit", help="where the tree is not a checkout")
     return parser.parse_args()
 
@@ -109,7 +135,7 @@ def dtype_name(options: argparse.Namespace) -> str:
     return str(pick_dtype(options.dtype, pick_device())).removeprefix("torch.")
 
 
-def run_engine(options: argparse.Namespace) -> dict[str, Any]:
+def run_engine(options: argparse.Namespace, head: Path | None) -> dict[str, Any]:
     """The engine that the step names loads once and answers all groups."""
     engine = find_engine(options.step, options.python)
     directory = resolve_target(options.target).directory
@@ -118,7 +144,7 @@ def run_engine(options: argparse.Namespace) -> dict[str, Any]:
     runs = [
         EngineRun(
             target=directory.absolute(),
-            head=options.head.absolute() if options.head else None,
+            head=head,
             tree=TreeSettings(depth=options.depth, width=1, budget=options.depth),
             prompts=tuple(tuple(ids) for ids in prompts),
             params=SamplingParams(max_tokens=options.max_tokens),
@@ -135,7 +161,13 @@ def run_engine(options: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     if pick_device().type == "cuda":
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    found = run_in_engine(engine, runs)
+    found = run_in_engine(
+        engine,
+        runs,
+        timeout_s=options.timeout_s,
+        keep_in=options.work / f"{options.step}-{'head' if head else 'plain'}",
+        turn=options.work / f"{options.step}.turn",
+    )
     measured = {
         str(size): {
             "token_ids": answers.token_ids,
@@ -149,7 +181,7 @@ def run_engine(options: argparse.Namespace) -> dict[str, Any]:
     return {"version": engine.version, "groups": measured, "depth": options.depth, "took_s": took}
 
 
-def run_fledge(options: argparse.Namespace) -> dict[str, Any]:
+def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]:
     """Our engine with the same chain in every cycle."""
     tree = TreeSettings(depth=options.depth, width=1, budget=options.depth)
     groups = read_groups(options)
@@ -160,7 +192,7 @@ def run_fledge(options: argparse.Namespace) -> dict[str, Any]:
         max_requests=max(size for size, _ in groups),
         share_prefixes=False,
     )
-    engine = Engine.load(options.target, options.head, settings, dtype=options.dtype)
+    engine = Engine.load(options.target, head, settings, dtype=options.dtype)
     params = SamplingParams(max_tokens=options.max_tokens)
     measured = {}
     for size, prompts in groups:
@@ -176,7 +208,7 @@ def run_fledge(options: argparse.Namespace) -> dict[str, Any]:
         measured[str(size)] = {
             "token_ids": [completion.token_ids for completion in completions],
             "num_drafts": acceptance.num_drafts,
-            "accepted_at_position": acceptance.accepted_at_position if options.head else (),
+            "accepted_at_position": acceptance.accepted_at_position if head else (),
             "tokens_per_s": sum(len(one.token_ids) for one in completions) / seconds,
         }
     took = time.perf_counter() - start
@@ -198,13 +230,17 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             prompts,
             {key: one["groups"][str(size)] for key, one in found.items()},
             options.engine,
+            with_speeds=not options.no_speeds,
         )
         for size, prompts in read_groups(options)
     }
-    widest = max(
-        (abs(value) for group in groups.values() for value in group["difference_at_position"]),
-        default=0.0,
+    acceptance = pool_groups(
+        {
+            who: [found[who, "head"]["groups"][str(size)] for size, _ in read_groups(options)]
+            for who in (options.engine, "fledge")
+        }
     )
+    widest = max(abs(value) for value in acceptance["difference_at_position"])
     parted = sum(
         texts["parted_elsewhere"] for group in groups.values() for texts in group["texts"].values()
     )
@@ -219,78 +255,21 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "depth": options.depth,
         "dtype": dtype_name(options),
         "near_tie_nats": NEAR_TIE,
+        "acceptance": acceptance,
         "groups": groups,
         "is_acceptance_ours": widest <= MAX_DIFFERENCE,
         "is_text_ours": parted == 0,
     }
 
 
-def compare_group(
-    engine: Engine, prompts: list[list[int]], found: dict[tuple[str, str], Any], other: str
-) -> dict[str, Any]:
-    theirs, ours = found[other, "head"], found["fledge", "head"]
-    rates = {other: rates_of(theirs), "fledge": rates_of(ours)}
-    speeds = {f"{who} {how}": one["tokens_per_s"] for (who, how), one in found.items()}
-    return {
-        "prompts": len(prompts),
-        "acceptance_at_position": rates,
-        "difference_at_position": [
-            one - our for one, our in zip(rates[other], rates["fledge"], strict=True)
-        ],
-        "tokens_per_s": {name: round(speed, 1) for name, speed in speeds.items()},
-        "texts": {
-            f"{' '.join(first)} and {' '.join(second)}": compare_texts(
-                engine, prompts, found[first]["token_ids"], found[second]["token_ids"]
-            )
-            for first, second in text_pairs(other)
-            if first in found and second in found
-        },
-    }
-
-
-def text_pairs(other: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
-    between = [((other, how), ("fledge", how)) for how in ("head", "plain")]
-    return [*between, *(((who, "plain"), (who, "head")) for who in (other, "fledge"))]
-
-
-def rates_of(counted: dict[str, Any]) -> list[float]:
-    accepted = counted["accepted_at_position"]
-    offered = [counted["num_drafts"], *accepted]
-    return [one / max(other, 1) for one, other in zip(accepted, offered, strict=False)]
-
-
-def compare_texts(
-    engine: Engine, prompts: list[list[int]], theirs: list[list[int]], ours: list[list[int]]
-) -> dict[str, Any]:
-    """Where texts part, how much more probable our token was than theirs."""
-    parted = []
-    for prompt, one, other in zip(prompts, theirs, ours, strict=True):
-        pairs = zip(one, other, strict=False)
-        place = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
-        if place is not None:
-            parted.append(([*prompt, *other[:place]], one[place], other[place]))
-    asked = [text for text, *_ in parted]
-    answers = engine.generate(asked, SamplingParams(max_tokens=1, logprobs=20)) if asked else []
-    gaps = []
-    for completion, (_, one_id, other_id) in zip(answers, parted, strict=True):
-        assert completion.logprobs is not None
-        top = dict(completion.logprobs[0].top)
-        gaps.append(abs(top.get(other_id, -99.0) - top.get(one_id, -99.0)))
-    num_near = sum(gap <= NEAR_TIE for gap in gaps)
-    return {
-        "same": len(prompts) - len(parted),
-        "parted_at_near_ties": num_near,
-        "parted_elsewhere": len(gaps) - num_near,
-        "gaps": [round(gap, 4) for gap in sorted(gaps)],
-    }
-
-
-STEPS = {
+STEPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "prompts": make_prompts,
+    "compare": compare,
+}
+ANSWERED: dict[str, Callable[[argparse.Namespace, Path | None], dict[str, Any]]] = {
     "vllm": run_engine,
     "sglang": run_engine,
     "fledge": run_fledge,
-    "compare": compare,
 }
 
 

@@ -3,7 +3,7 @@
 A job is a file with runs, and so is the result. Token ids go in and come out, so that tokenizers
 and chat templates cannot make a difference:
 
-    {"runs": [{"target", "head", "depth", "prompts", "sampling", ...}]}
+    {"runs": [{"target", "head", "depth", "prompts", "sampling", ...}], "turn"}
     {"version", "runs": [{"answers": [{"token_ids", "finish_reason"}], "num_drafts",
                           "accepted_at_position", "counting", "cycles", "seconds", ...}]}
 """
@@ -126,22 +126,38 @@ class EngineAnswers:
 
 
 def run_in_engine(
-    engine: InstalledEngine, runs: Sequence[EngineRun], *, timeout_s: float | None = None
+    engine: InstalledEngine,
+    runs: Sequence[EngineRun],
+    *,
+    timeout_s: float | None = None,
+    keep_in: Path | None = None,
+    turn: Path | None = None,
 ) -> list[EngineAnswers]:
-    """Answer all prompts of all runs; loading an engine's libraries is paid once."""
+    """Answer all prompts of all runs; loading an engine's libraries is paid once.
+
+    `keep_in` keeps job, result and log, which can be read while the engine works. Engines that are
+    given the same file as their `turn` start side by side and answer one after the other.
+    """
     runner = Path(__file__).parent / f"{engine.name}_runner.py"
-    with tempfile.TemporaryDirectory(prefix="fledge-engine-") as folder:
-        job, result, log = (Path(folder) / name for name in ("job.json", "result.json", "log"))
-        job.write_text(json.dumps({"runs": [run.as_json() for run in runs]}), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="fledge-engine-") as passing:
+        folder = keep_in.absolute() if keep_in is not None else Path(passing)
+        folder.mkdir(parents=True, exist_ok=True)
+        job, result, log = (folder / name for name in ("job.json", "result.json", "log"))
+        result.unlink(missing_ok=True)
+        asked = {
+            "runs": [run.as_json() for run in runs],
+            "turn": str(turn.absolute()) if turn is not None else None,
+        }
+        job.write_text(json.dumps(asked), encoding="utf-8")
         command = [str(engine.python), str(runner), str(job), str(result)]
         with log.open("wb") as stream:
-            _wait(engine, command, stream, timeout_s, folder)
-        if not result.is_file():
+            _wait(engine, command, stream, timeout_s, str(folder))
+        found = json.loads(result.read_text(encoding="utf-8"))["runs"] if result.is_file() else []
+        if len(found) < len(runs):
             raise EngineError(
                 f"{engine_title(engine.name)} {engine.version} failed: {_last_lines(log)}"
             )
-        found = json.loads(result.read_text(encoding="utf-8"))
-    return [_answers(one) for one in found["runs"]]
+    return [_answers(one) for one in found]
 
 
 def _wait(

@@ -2,12 +2,16 @@
 
     python sglang_runner.py JOB.json RESULT.json
 
-Job and result are those of `fledge.interop.engines.job`. SGLang tells of each answer how many of
-its verify passes accepted how many drafts, which is what the counts by position are made of.
+Job and result are those of `fledge.interop.engines.job`; the result is written anew after every
+run. Engines with the same turn start side by side and answer alone. SGLang tells of each answer how
+many of its verify passes accepted how many drafts, which is what the counts by position are made
+of.
 """
 
+import fcntl
 import importlib.metadata
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,13 +22,37 @@ _OLDER_HISTOGRAM = "spec_accept_histogram"
 
 
 def main() -> None:
-    job_file, result_file = sys.argv[1:]
-    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    loaded = _Loaded()
-    runs = [_run(loaded, one) for one in job["runs"]]
+    job_file, result_file = (Path(name) for name in sys.argv[1:])
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    turn = os.open(job["turn"], os.O_CREAT | os.O_RDWR) if job["turn"] else None
+    _take(turn, fcntl.LOCK_SH)
+    loaded, runs = _Loaded(), []
+    for run in job["runs"]:
+        _say("starting an engine, unless it is the one before")
+        engine = loaded.get(_options(run))
+        _take(turn, fcntl.LOCK_EX)
+        _say(f"answering {len(run['prompts'])} prompts, {run['group_size']} at a time")
+        runs.append(_run(engine, run))
+        _write(result_file, {"version": importlib.metadata.version("sglang"), "runs": runs})
+    _say("done")
     loaded.close()
-    result = {"version": importlib.metadata.version("sglang"), "runs": runs}
-    Path(result_file).write_text(json.dumps(result), encoding="utf-8")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def _take(turn: int | None, how: int) -> None:
+    """Shared while an engine starts; alone, and so after all starts, while one answers."""
+    if turn is not None:
+        fcntl.flock(turn, how)
+
+
+def _write(file: Path, result: dict[str, Any]) -> None:
+    """Whole or not at all, for whoever reads it meanwhile."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.replace(file)
 
 
 class _Loaded:
@@ -47,8 +75,7 @@ class _Loaded:
             self._engine.shutdown()
 
 
-def _run(loaded: _Loaded, run: dict[str, Any]) -> dict[str, Any]:
-    engine = loaded.get(_options(run))
+def _run(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
     prompts, sampling = run["prompts"], _sampling(run["sampling"])
     size = run["group_size"] or len(prompts)
     groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]

@@ -2,11 +2,14 @@
 
     python vllm_runner.py JOB.json RESULT.json
 
-Job and result are those of `fledge.interop.engines.job`.
+Job and result are those of `fledge.interop.engines.job`; the result is written anew after every
+run. Engines with the same turn start side by side and answer alone.
 """
 
+import fcntl
 import gc
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,14 +20,41 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
 def main() -> None:
+    job_file, result_file = (Path(name) for name in sys.argv[1:])
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    turn = os.open(job["turn"], os.O_CREAT | os.O_RDWR) if job["turn"] else None
+    _take(turn, fcntl.LOCK_SH)
+    _say("loading vLLM")
+    import torch
     import vllm
 
-    job_file, result_file = sys.argv[1:]
-    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    loaded = _Loaded(vllm)
-    runs = [_run(vllm, loaded, one) for one in job["runs"]]
-    result = {"version": vllm.__version__, "runs": runs}
-    Path(result_file).write_text(json.dumps(result), encoding="utf-8")
+    loaded, runs = _Loaded(vllm), []
+    is_cpu = not torch.cuda.is_available()
+    for run in job["runs"]:
+        _say("starting an engine, unless it is the one before")
+        llm = loaded.get(_options(run, is_cpu=is_cpu))
+        _take(turn, fcntl.LOCK_EX)
+        _say(f"answering {len(run['prompts'])} prompts, {run['group_size']} at a time")
+        runs.append(_run(vllm, llm, run, is_cpu=is_cpu))
+        _write(result_file, {"version": vllm.__version__, "runs": runs})
+    _say("done")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def _take(turn: int | None, how: int) -> None:
+    """Shared while an engine starts; alone, and so after all starts, while one answers."""
+    if turn is not None:
+        fcntl.flock(turn, how)
+
+
+def _write(file: Path, result: dict[str, Any]) -> None:
+    """Whole or not at all, for whoever reads it meanwhile."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.replace(file)
 
 
 class _Loaded:
@@ -43,11 +73,7 @@ class _Loaded:
         return self._llm
 
 
-def _run(vllm: Any, loaded: _Loaded, run: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
-    is_cpu = not torch.cuda.is_available()
-    llm = loaded.get(_options(run, is_cpu=is_cpu))
+def _run(vllm: Any, llm: Any, run: dict[str, Any], *, is_cpu: bool) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": ids} for ids in run["prompts"]]
     size = run["group_size"] or len(prompts)
     groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
