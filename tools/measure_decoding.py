@@ -6,8 +6,9 @@
 Prompts are 128 random tokens, 256 tokens are generated greedily, end-of-text ignored: what the
 script for other engines does too. Decode-only figures leave out a run of one token. A shape has
 random weights and a random head; with `--rate` each draft is right by chance (`--sibling` for
-those beside the first), so that engines can be compared at equal acceptance. Printed as it goes,
-written after every cell.
+those beside the first), so that engines can be compared at equal acceptance. Cycles are captured
+before anything is timed, as other engines do, and one run goes before those that count. Printed as
+it goes, written after every cell.
 """
 
 import argparse
@@ -32,6 +33,8 @@ from fledge.models.target import Target
 from fledge.ops.synthetic_walk import SyntheticWalk
 
 PROMPT_LEN, ANSWER_LEN = 128, 256
+CAPTURE_BUDGET_S = 45.0
+"""For cycles captured before anything is timed, as servers do."""
 
 
 class Bench:
@@ -67,6 +70,13 @@ class Bench:
         settings = replace(settings, tree=tree, controller="fixed")
         return Engine(self.target, self.head, settings, measured_with=rule)
 
+    def used_gib(self) -> float:
+        """Memory of the device that is taken."""
+        if self.target.device.type != "cuda":
+            return 0.0
+        free, total = torch.cuda.mem_get_info(self.target.device)
+        return (total - free) / 2**30
+
     def cell(self, way: str, size: int) -> dict[str, Any]:
         """One batch size in one way."""
         engine = self.engine(way, size)
@@ -79,8 +89,11 @@ class Bench:
             for seed in range(size)
         ]
         first = SamplingParams(max_tokens=1, ignore_eos=True)
+        started = time.perf_counter()
+        num_graphs = engine.capture_ahead(budget_s=CAPTURE_BUDGET_S)
+        ahead_s = time.perf_counter() - started
         engine.generate(prompts, params)
-        seconds = []
+        seconds, warm = [], engine.stats
         for _ in range(self.options.rounds):
             wait(self.target.device)
             started = time.perf_counter()
@@ -103,6 +116,14 @@ class Bench:
             "draft_s": before.draft_s,
             "other_s": before.other_s,
             "budgets": before.budgets,
+            "captured_ahead": num_graphs,
+            "capturing_ahead_s": ahead_s,
+            "memory_gib": self.used_gib(),
+            "timed_replayed": before.num_replayed - warm.num_replayed,
+            "timed_launched": before.num_launched - warm.num_launched,
+            "timed_captured": before.num_captured - warm.num_captured,
+            "drains": engine._cycle.ahead.num_drains,
+            "controller": before.controller,
         }
         del engine
         return found
@@ -153,7 +174,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 continue
             found = bench.cell(way, size)
             document["cells"].setdefault(str(size), {})[way] = found
-            shown = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
+            shown = {k: round(v, 3) for k, v in found.items() if isinstance(v, int | float)}
             print(size, way, json.dumps(shown), flush=True)
             options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

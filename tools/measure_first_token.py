@@ -5,8 +5,8 @@
 
 All requests arrive at once; what counts is when each has its first token, and when the last of them
 has. An engine with a head and one without take turns on the same prompts, which differ from round
-to round; the first rounds warm both up. The ratio is that of medians over rounds, with the 95%
-interval of resampled rounds.
+to round; both have captured their cycles before, and the first rounds warm them up. The ratio is
+that of medians over rounds, with the 95% interval of resampled rounds.
 """
 
 import itertools
@@ -23,6 +23,9 @@ from fledge import Engine, SamplingParams
 WARM_UPS = 2
 FEW_TOKENS = 4
 """Of an answer: with a single token the head would have nothing to read for."""
+
+CAPTURE_BUDGET_S = 20.0
+"""For each engine, before the first round: a server has captured its cycles by then."""
 
 GOAL = 1.05
 
@@ -59,6 +62,8 @@ def ratio_of(with_head: Sequence[float], without: Sequence[float]) -> dict[str, 
 def cell(subject: Subject, way: str, size: int, length: int) -> dict[str, Any]:
     options = subject.options
     engines = {name: subject.engine(name, size, length + FEW_TOKENS) for name in (PLAIN, way)}
+    for engine in engines.values():
+        engine.capture_ahead(budget_s=CAPTURE_BUDGET_S)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     prompts = subject.prompts(size * (options.rounds + WARM_UPS), length)
     for turn in range(options.rounds + WARM_UPS):

@@ -10,6 +10,7 @@ import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine.graphs import Graphs
+from fledge.engine.pass_times import PassCurve, PassTimes
 from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.testing import tiny_head
@@ -184,6 +185,28 @@ def test_captures_ahead_of_the_first_request(has_head: bool) -> None:
     asked, params = prompts(), SamplingParams(max_tokens=40, ignore_eos=True)
     answers = engine.generate(asked, params)
     assert graphs.num_cold == num_cold, "something was compiled or captured while requests waited"
+    plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
+    assert token_ids(answers) == token_ids(plain)
+    engine.check_integrity()
+
+
+def test_an_adaptive_engine_keeps_to_what_was_captured() -> None:
+    from fledge.testing import target_of, tiny_model
+
+    target = target_of(tiny_model("llama").to(CUDA))
+    head = tiny_head(target, draft_vocab_size=97)
+    settings = settings_of("tree", max_requests=8, max_pass_tokens=256)
+    sizes = [1, 8, 64, 256]
+    times = PassTimes(
+        PassCurve(sizes, [1e-3, 1e-3, 2e-3, 6e-3]), PassCurve(sizes, [1e-4, 1e-4, 2e-4, 6e-4])
+    )
+    engine = Engine(target, head, settings, times=times)
+    assert engine.capture_ahead(budget_s=300) > 0
+    asked, params = prompts(), SamplingParams(max_tokens=60, ignore_eos=True)
+    answers = engine.generate(asked, params)
+    stats = engine.stats
+    assert stats.num_replayed > 0
+    assert stats.num_captured == stats.num_launched == 0
     plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
     assert token_ids(answers) == token_ids(plain)
     engine.check_integrity()

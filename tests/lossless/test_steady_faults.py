@@ -134,6 +134,10 @@ class Watching(FixedController):
         self._num_plain = num_plain
         self.reports: list[CycleReport] = []
 
+    @property
+    def expects_drafts(self) -> bool:
+        return self._num_plain <= 0
+
     def choose(self, load: Load) -> DraftPlan:
         self._num_plain -= 1
         if self._num_plain >= 0:

@@ -145,6 +145,18 @@ class EngineStats:
     other_s: float
     """Seconds outside target and head passes."""
 
+    num_replayed: int
+    """Halves of cycles, and passes over prompts, that were replayed as captured graphs."""
+
+    num_launched: int
+    """The same launched piece by piece although they can be captured."""
+
+    num_captured: int
+    """Graphs captured while requests were served."""
+
+    capturing_s: float
+    """Seconds of the host for both of these."""
+
     cache_usage: float
     """Share of the cache memory that running requests hold."""
 

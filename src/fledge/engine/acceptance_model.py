@@ -24,10 +24,14 @@ from fledge.ops.draft_level import known_children
 
 Array = NDArray[np.float64]
 
-_ASSUMED_PROBS = (0.6, 0.12, 0.05, 0.03)
-"""Conditional probabilities of the best children of a node, before anything was drafted."""
+_ASSUMED_BEST = 0.6
+"""Conditional probability of the best child of a node, before anything was drafted."""
+_ASSUMED_SHARES = (0.3, 0.125, 0.075)
+"""Of what it leaves, what the next best have."""
 _SCALE_TOKENS = 16.0
 """Accepted drafts that weigh as much as the assumption that scores are right."""
+_UNSEEN_TOKENS = 4.0
+"""The same while no scores have been seen, only what was assumed."""
 _FORGETTING = 1 / 512
 """How fast evidence is let go while nothing is drafted, so that bad luck does not last."""
 _SEEN_AFTER_CHANGE = 4.0
@@ -38,9 +42,9 @@ _GRID_G = np.array([0.0, *NODE_GRID])
 class AcceptanceModel:
     """Expected accepted drafts per request."""
 
-    def __init__(self, tree: TreeSettings) -> None:
+    def __init__(self, tree: TreeSettings, best_child: float = _ASSUMED_BEST) -> None:
         self.widths = width_presets(tree.width)
-        self._gains_DPG = _assumed_gains(tree)
+        self._gains_DPG = _assumed_gains(tree, best_child)
         self._rising_DPG = _rising(self._gains_DPG)
         self._num_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._last_seen_DP = np.zeros(self._gains_DPG.shape[:2])
@@ -60,7 +64,8 @@ class AcceptanceModel:
     @property
     def scale(self) -> float:
         """Drafts accepted for each one expected."""
-        ratio = (self._accepted + _SCALE_TOKENS) / (self._expected + _SCALE_TOKENS)
+        tokens = _SCALE_TOKENS if self._has_gains else _UNSEEN_TOKENS
+        ratio = (self._accepted + tokens) / (self._expected + tokens)
         return min(max(ratio, _SCALE_RANGE[0]), _SCALE_RANGE[1])
 
     def gains(self, nodes_per_request: Array) -> Array:
@@ -98,8 +103,9 @@ class AcceptanceModel:
         window = 8.0 + 56.0 / num_requests
         kept = math.exp(-1.0 / (24.0 + 160.0 / num_requests))
         self._num_cycles += 1
-        measured_DPG = None if report.gains is None else report.gains.double().numpy()
-        if measured_DPG is not None:
+        measured_DPG = None
+        if report.gains is not None and report.is_calibrated:
+            measured_DPG = report.gains.double().numpy()
             self._watch(float(measured_DPG[0, 0, -1]), num_requests)
             self._take_gains(measured_DPG, num_requests, window)
         if (expected := self._expected_of(report, measured_DPG)) is not None:
@@ -133,7 +139,9 @@ class AcceptanceModel:
         return float(np.interp(plan.nodes / report.num_drafted, _GRID_G, row_G))
 
     def _take_gains(self, gains_DPG: Array, num_requests: int, window: float) -> None:
-        self._has_gains = True
+        if not self._has_gains:
+            # What was accepted so far says how far off the assumption was, nothing of the scores.
+            self._has_gains, self._accepted, self._expected = True, 0.0, 0.0
         depth, num_presets, _ = gains_DPG.shape
         seen = (slice(depth), slice(num_presets))
         age_DP = self._num_cycles - self._last_seen_DP[seen]
@@ -185,9 +193,12 @@ def _rising(gains_DPG: Array) -> Array:
     return result
 
 
-def _assumed_gains(tree: TreeSettings) -> Array:
-    """Gains of a middling head: every node has the same few likely children."""
-    probs = [*_ASSUMED_PROBS, *(0.02 / (rank + 1) for rank in range(tree.width))][: tree.width]
+def _assumed_gains(tree: TreeSettings, best: float) -> Array:
+    """Gains of a head all of whose nodes have the same few likely children."""
+    others = [(1.0 - best) * share for share in _ASSUMED_SHARES]
+    probs = [best, *others, *(0.05 * (1.0 - best) / (rank + 1) for rank in range(tree.width))][
+        : tree.width
+    ]
     logprobs_W = torch.tensor(probs).log()
     levels = TreeLevels()
     tokens_W = torch.arange(tree.width)

@@ -35,6 +35,10 @@ _KNOTS_K = np.array(
 _NUM_MODES = 2
 _HALF_LIFE_CYCLES = 256
 _HALF_LIFE_TRIES = 8192
+_CYCLES_PER_REFRESH = 32
+"""At most; the first refreshes follow each other sooner."""
+_SETTLED_TRIES = 24.0
+"""Nodes to be seen before the maps are believed."""
 _CURVE_WEIGHT = 16.0
 """Observations at a knot that weigh as much as the logistic curve."""
 _POOL_WEIGHT = 16.0
@@ -59,8 +63,13 @@ class Calibration:
         self._lines_MD2S = torch.zeros(*shape[:2], 2, shape[2] + 1, device=device)
         self._counts_2X = torch.zeros(2, self._tried_MDK.size, dtype=torch.float32, device=device)
         self._readout = Readout(self._counts_2X)
-        self._num_cycles = 0
+        self._num_cycles = self._num_taken = 0
         self._rebuild()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the maps have seen drafts, and are more than the head's own word."""
+        return bool(self._tried_MDK.sum() >= _SETTLED_TRIES)
 
     def maps(self, depth: int) -> Maps:
         """The maps of nodes at a depth, as they are when they are read."""
@@ -99,12 +108,18 @@ class Calibration:
         accepted_BN = tried_BN & is_visited_BNL.any(dim=2)
         self._count(tree.logprobs_BN, depth_BN, sampled_B, torch.stack([tried_BN, accepted_BN]))
 
+    def refresh_if_due(self) -> None:
+        """Refresh, after few cycles at first and after more later."""
+        if self._num_cycles >= min(_CYCLES_PER_REFRESH, 1 + self._num_taken // 2):
+            self.refresh()
+
     def refresh(self) -> None:
         """Take in what was counted and redraw the maps."""
         if self._num_cycles == 0:
             return
         counts = self._readout.take()
         num_cycles, self._num_cycles = self._num_cycles, 0
+        self._num_taken += num_cycles
         if counts is None:
             return
         tried_MDK, accepted_MDK = counts.double().numpy().reshape(2, *self._tried_MDK.shape)

@@ -16,10 +16,12 @@ from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.cycle_costs import CycleCosts
 from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, Load
+from fledge.engine.menu_planner import MenuPlanner
 from fledge.engine.outlook import Outlook, Planner
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.plain_guard import PlainGuard
 from fledge.engine.probing import Prober
+from fledge.engine.throughput import Throughput
 
 __all__ = [
     "AdaptiveController",
@@ -30,7 +32,7 @@ __all__ = [
     "Load",
 ]
 
-_CLEARLY_BETTER = 1.005
+_CLEARLY_BETTER, _CLEARLY_BETTER_CAPTURED = 1.005, 1.02
 _RELUCTANCE = (0.025, 0.1)
 """Added to that before drafting begins, and what it grows to after many returns to plain decoding:
 the best of many estimates is likely one that is too good."""
@@ -52,10 +54,21 @@ class FixedController:
     def __init__(self, tree: TreeSettings, *, max_pass_tokens: int) -> None:
         self._tree = tree
         self._max_pass_tokens = max_pass_tokens
-        self._tokens = _Throughput()
+        self._tokens = Throughput()
         self._plan = PLAIN
 
+    @property
+    def expects_drafts(self) -> bool:
+        return True
+
+    def plans(self, num_places: int) -> tuple[DraftPlan, ...]:
+        nodes = min(self._tree.num_nodes * num_places, self._max_pass_tokens - num_places)
+        return (DraftPlan(self._tree.depth, self._tree.width, nodes),) if nodes > 0 else ()
+
     def choose(self, load: Load) -> DraftPlan:
+        if load.menu is not None:
+            self._plan = load.menu.drafting[0] if load.menu.drafting else PLAIN
+            return self._plan
         # Drafts go before prompts, which get at least one token of every pass.
         room = self._max_pass_tokens - load.num_requests - 1
         nodes = min(self._tree.num_nodes * load.num_requests, room)
@@ -77,9 +90,10 @@ class AdaptiveController:
         self._model = AcceptanceModel(tree)
         self._costs = CycleCosts(times)
         self._planner = Planner(tree, self._model, self._costs, max_pass_tokens)
+        self._menu = MenuPlanner(tree, self._costs, self._planner, max_pass_tokens)
         self._prober = Prober(tree, self._model, self._costs, self._planner)
         self._guard = PlainGuard()
-        self._tokens = _Throughput()
+        self._tokens = Throughput()
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         self._newest: _Choice | None = None
         self._version = 0
@@ -88,17 +102,25 @@ class AdaptiveController:
         self._num_drafted = 0
         self._reluctance = _RELUCTANCE[0]
 
+    @property
+    def expects_drafts(self) -> bool:
+        newest = self._newest
+        return newest is None or not (self._guard.is_pausing or newest.plan.is_plain)
+
+    def plans(self, num_places: int) -> tuple[DraftPlan, ...]:
+        return self._menu.plans(num_places)
+
     def choose(self, load: Load) -> DraftPlan:
-        if self._num_warming < _WARM_UP_CYCLES:
+        if load.menu is None and self._num_warming < _WARM_UP_CYCLES:
             self._num_warming += 1
             return PLAIN
         self._prober.tick()
         self._guard.tick()
         choice = self._choice(load)
         self._newest = choice
-        plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
-        if self._guard.is_pausing or not self._model.has_observed:
-            plan = PLAIN
+        plan = self._fit(choice, load)
+        if load.menu is not None:
+            self._menu.count_cycle(choice.outlook, load)
         if (probe := self._prober.propose(plan, choice.outlook, load)) is not None:
             return probe
         if plan.is_plain:
@@ -109,7 +131,7 @@ class AdaptiveController:
         return replace(plan, is_measured=is_cold or self._num_drafted % interval == 0)
 
     def observe(self, report: CycleReport) -> None:
-        if self._num_warmed < _WARM_UP_CYCLES:
+        if report.load.menu is None and self._num_warmed < _WARM_UP_CYCLES:
             self._num_warmed += 1
             return
         self._num_reports += 1
@@ -121,7 +143,9 @@ class AdaptiveController:
                 self._prober.pay(report, self._usual_rate(report.load))
             self._prober.save(report.cycle_s)
         self._model.observe(report)
-        if report.plan.is_probe and report.plan.is_measured and self._model.is_surprised:
+        is_probe = report.plan.is_probe and report.plan.is_measured
+        # Captured probes are cheap and come often enough.
+        if is_probe and report.load.menu is None and self._model.is_surprised:
             self._prober.follow_up()
         if not (report.plan.is_plain or report.plan.is_probe or report.is_cold):
             self._guard.observe(report, self._planner.rate(PLAIN, report.load))
@@ -130,11 +154,19 @@ class AdaptiveController:
 
     def _usual_rate(self, load: Load) -> float:
         """What the plan in use is expected to yield."""
-        choice = self._newest
-        if choice is None or self._guard.is_pausing or not self._model.has_observed:
-            return self._planner.rate(PLAIN, load)
-        plan = self._planner.fit(choice.plan, choice.nodes_per_request, load)
+        plan = PLAIN if self._newest is None else self._fit(self._newest, load)
         return self._planner.rate(plan, load)
+
+    def _fit(self, choice: "_Choice", load: Load) -> DraftPlan:
+        """The chosen plan for this load, or none while there is no reason to trust it."""
+        if self._guard.is_pausing:
+            return PLAIN
+        if load.menu is not None:
+            # Captured cycles lose little by drafting as a middling head would want it.
+            return choice.plan
+        if not self._model.has_observed:
+            return PLAIN
+        return self._planner.fit(choice.plan, choice.nodes_per_request, load)
 
     def state(self) -> dict[str, object]:
         choice = self._newest
@@ -167,7 +199,7 @@ class AdaptiveController:
 
     def _choice(self, load: Load) -> "_Choice":
         key = (
-            _bucket(load.num_requests),
+            _bucket(load.num_requests) if load.menu is None else -load.num_places,
             _bucket(load.num_other_tokens),
             _bucket(load.context_tokens),
         )
@@ -184,21 +216,31 @@ class AdaptiveController:
 
     def _compare(self, incumbent: "_Choice | None", load: Load) -> "_Choice":
         """The best plan for a load, or the one in use if that is about as good."""
-        outlook = self._planner.outlook(load)
+        planner = self._planner if load.menu is None else self._menu
+        outlook = planner.outlook(load)
         best, best_rate = outlook.best_drafting, outlook.drafting_rate
         if best is not None:
             cycle_s = self._planner.emitted(best, load) / best_rate
             best_rate *= cycle_s / (cycle_s + self._planner.backlog_s(load) / _CATCH_UP_CYCLES)
         kept, kept_rate = PLAIN, outlook.plain_rate
         if incumbent is not None:
-            kept = self._planner.fit(incumbent.plan, incumbent.nodes_per_request, load)
+            kept = self._kept(incumbent, outlook, load)
             kept_rate = self._planner.rate(kept, load)
         if kept_rate <= outlook.plain_rate:
             kept, kept_rate = PLAIN, outlook.plain_rate
-        margin = _CLEARLY_BETTER + (self._reluctance if kept.is_plain else 0.0)
+        margin = _CLEARLY_BETTER if load.menu is None else _CLEARLY_BETTER_CAPTURED
+        margin += self._reluctance if kept.is_plain else 0.0
         if best is None or best_rate < margin * kept_rate:
             return self._made(kept, outlook, kept_rate, load)
         return self._made(best, outlook, best_rate, load)
+
+    def _kept(self, incumbent: "_Choice", outlook: Outlook, load: Load) -> DraftPlan:
+        """The plan in use, for this load."""
+        if load.menu is None:
+            return self._planner.fit(incumbent.plan, incumbent.nodes_per_request, load)
+        if incumbent.plan.is_plain or incumbent.plan in load.menu.drafting:
+            return incumbent.plan
+        return outlook.best_drafting or PLAIN  # of another size of batch: there is none in use
 
     def _made(self, plan: DraftPlan, outlook: Outlook, rate: float, load: Load) -> "_Choice":
         return _Choice(
@@ -220,33 +262,6 @@ class _Choice:
     expected_gain: float
     """Over plain decoding."""
     version: int
-
-
-class _Throughput:
-    """Measured tokens per second, with drafts and without."""
-
-    def __init__(self) -> None:
-        self._tokens = {True: 0, False: 0}
-        self._seconds = {True: 0.0, False: 0.0}
-        self._cycles = {True: 0, False: 0}
-
-    def add(self, report: CycleReport) -> None:
-        has_drafts = not report.plan.is_plain
-        self._tokens[has_drafts] += report.emitted
-        self._seconds[has_drafts] += report.cycle_s
-        self._cycles[has_drafts] += 1
-
-    def state(self) -> dict[str, object]:
-        def rate(has_drafts: bool) -> float | None:
-            seconds = self._seconds[has_drafts]
-            return self._tokens[has_drafts] / seconds if seconds > 0 else None
-
-        return {
-            "plain_cycles": self._cycles[False],
-            "drafting_cycles": self._cycles[True],
-            "plain_tokens_per_s": rate(False),
-            "drafting_tokens_per_s": rate(True),
-        }
 
 
 def make_controller(

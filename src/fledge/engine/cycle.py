@@ -138,8 +138,12 @@ def make_cycle(
     waits_for_cycles: bool,
 ) -> Cycle:
     """The turns of an engine made of these."""
+    steady = Steady(target, cache, drafter, settings, controller.plans, walk)
     choice = PlanChoice(
-        controller, can_draft=drafter.num_scratch > 0, max_pass_tokens=settings.max_pass_tokens
+        controller,
+        steady.plans.menu,
+        can_draft=drafter.num_scratch > 0,
+        max_pass_tokens=settings.max_pass_tokens,
     )
     end = CycleEnd(cache, scheduler, drafter, choice)
     ahead = CycleAhead(
@@ -147,7 +151,7 @@ def make_cycle(
         scheduler=scheduler,
         drafter=drafter,
         verifier=verifier,
-        steady=Steady(target, cache, drafter, settings, walk),
+        steady=steady,
         choice=choice,
         end=end,
         settings=settings,

@@ -61,6 +61,9 @@ class CycleAhead:
         self._collected = 0.0
         """When the last cycle or prompt that ran ahead was read, or the first one begun."""
 
+        self._cold_s = 0.0
+        """What had been spent on capturing by then."""
+
         self.num_drains = 0
         """Times that everything in flight was awaited before there was anything new to run."""
 
@@ -77,16 +80,18 @@ class CycleAhead:
         if not (drafting or plain or has_prompts):
             return False
         decoding = [*drafting, *plain]
-        if not self._steady.accepts(decoding, is_plain=draft_plan.is_plain):
+        is_drafting = not draft_plan.is_plain if decoding else self._choice.expects_drafts
+        if not self._steady.accepts(decoding, is_plain=not is_drafting):
             return False
-        is_drafting = not (draft_plan if decoding else self._choice.plan).is_plain
         if draft_plan.is_plain:
             plain, drafting = decoding, []
         is_subset = bool(decoding) and self._choice.plan.num_drafted is not None
         self._collected = time.perf_counter()
         self._steady.begin(drafting, plain, is_drafting=is_drafting, is_subset=is_subset)
         if decoding:
-            self._steady.start(self._steady.plan_for(draft_plan, len(decoding)), load)
+            # What is planned for all places is not cut down to those who have come.
+            wanted = draft_plan if load.menu is None or not is_drafting else self._choice.plan
+            self._steady.start(self._steady.plans.fit(wanted, load), load)
         # Here too: where cycles have to be awaited again and again, none is ever gone on with.
         self._serve_others(plan)
         self._wait_if_asked()
@@ -145,7 +150,7 @@ class CycleAhead:
         num_requests = self._steady.places.num_requests
         if not num_requests:
             return True
-        plan = self._steady.plan_for(self._choice.plan, num_requests)
+        plan = self._steady.plans.fit(self._choice.plan, load)
         if not self._steady.goes_on(plan):
             return False
         self._steady.start(plan, load)
@@ -238,8 +243,8 @@ class CycleAhead:
         got = self._steady.collect()
         said = list(got.said.values())
         num_fresh = sum(one.sequence.len - one.sequence.head_len for one in said if one.had_drafts)
-        for one in said:
-            if one.had_drafts and not one.has_failed:
+        for member, one in got.said.items():
+            if member.is_drafted and got.started.has_head_read and not one.has_failed:
                 one.sequence.head_len = one.sequence.len
         result = commit(said)
         for member, one in got.said.items():
@@ -251,7 +256,10 @@ class CycleAhead:
         collected, self._collected = self._collected, time.perf_counter()
         if got.started.is_reading:
             self._prompts_due = self._collected + _SHARE_BEFORE_PROMPTS * got.target_s
-        other_s = max(0.0, self._collected - collected - got.draft_s - got.target_s)
+        # While something was captured for the next cycle, this one had long ended.
+        cold_s, self._cold_s = self._cold_s, self._steady.counts.cold_s
+        passes_s = got.draft_s + got.target_s + max(0.0, self._cold_s - cold_s)
+        other_s = max(0.0, self._collected - collected - passes_s)
         report = _report_of(got, num_fresh, other_s)
         self._end.report(
             replace(

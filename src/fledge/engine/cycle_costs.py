@@ -30,18 +30,18 @@ class CycleCosts:
 
     def plain_s(self, load: Load) -> float:
         """A cycle without drafts."""
-        num_tokens = load.num_requests + load.num_other_tokens
+        num_tokens = load.num_rows + load.num_other_tokens
         return self._times.target_s(num_tokens, load.context_tokens) + self.other_s(False)
 
     def num_plain_seen(self, load: Load) -> float:
         """How many passes of about the size of a plain one have been seen."""
-        return self._times.target.num_seen(load.num_requests + load.num_other_tokens)
+        return self._times.target.num_seen(load.num_rows + load.num_other_tokens)
 
     def drafting_s(self, load: Load, plan: DraftPlan, num_extended: float) -> float:
         """A cycle with drafts whose head first reads so many tokens."""
-        num_tokens = load.num_requests + load.num_other_tokens + plan.nodes
+        num_tokens = load.num_rows + load.num_other_tokens + plan.nodes
         verify_s = self._times.target_s(num_tokens, load.context_tokens)
-        num_drafted = load.num_requests if plan.num_drafted is None else plan.num_drafted
+        num_drafted = load.num_rows if plan.num_drafted is None else plan.num_drafted
         return verify_s + self.draft_s(num_drafted, plan, num_extended) + self.other_s(True)
 
     def draft_s(self, num_drafted: int, plan: DraftPlan, num_extended: float) -> float:
@@ -88,7 +88,7 @@ class CycleCosts:
     def observe(self, report: CycleReport) -> None:
         """Learn from the times of a cycle."""
         load, plan = report.load, report.plan
-        num_tokens = load.num_requests + load.num_other_tokens + plan.nodes
+        num_tokens = load.num_rows + load.num_other_tokens + plan.nodes
         self._times.refine(num_tokens, report.target_s, load.context_tokens)
         has_drafts = not plan.is_plain
         before = self._other_s.get(has_drafts)
@@ -108,7 +108,7 @@ class CycleCosts:
         if (head := self._times.head) is None:
             return
         num_extended = max(report.num_extended, report.num_drafted)
-        step_tokens = report.num_drafted * report.plan.width
+        step_tokens = max(report.num_drafted, report.load.num_places) * report.plan.width
         extend_s = head.at(num_extended)
         steps_s = (report.plan.depth - 1) * head.at(step_tokens)
         # Only the sum is known; each size answers for its part of it.

@@ -1,6 +1,7 @@
 """What follows every pass: memory is tidied, the ended let go, and everybody told what it took."""
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import CycleReport
@@ -10,9 +11,6 @@ from fledge.engine.plan_choice import PlanChoice
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 from fledge.engine.stats import StatsKeeper
-
-_CYCLES_PER_REFRESH = 32
-"""Cycles between two looks at what the calibration has counted."""
 
 
 class CycleEnd:
@@ -46,9 +44,11 @@ class CycleEnd:
     def report(self, report: CycleReport) -> None:
         """Tell the statistics and the controller."""
         self.stats.count_cycle(report)
+        drafter = self._drafter
+        if isinstance(drafter, HeadDrafter) and not drafter.calibration.is_settled:
+            report = replace(report, is_calibrated=False)
         # Of drafts whose requests have all left meanwhile nothing was seen.
         if report.load.num_requests and (report.plan.is_plain or report.num_drafted):
             self._choice.controller.observe(report)
-        drafter = self._drafter
-        if isinstance(drafter, HeadDrafter) and self.stats.num_cycles % _CYCLES_PER_REFRESH == 0:
-            drafter.calibration.refresh()
+        if isinstance(drafter, HeadDrafter):
+            drafter.calibration.refresh_if_due()

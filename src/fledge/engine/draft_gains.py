@@ -16,7 +16,7 @@ from torch import Tensor
 from fledge.ops.tree import Candidates
 
 NODE_GRID = (
-    *(1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
+    *(1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0),
     *(12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 512.0, 1024.0),
 )
 """Verified nodes per request for which gains are computed; between them a line is good enough."""

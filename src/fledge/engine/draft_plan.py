@@ -41,6 +41,20 @@ PLAIN = DraftPlan(depth=0, width=0, nodes=0)
 
 
 @dataclass(frozen=True, slots=True)
+class Menu:
+    """Plans that cycles running ahead are captured for, or would be: any other is not worth it."""
+
+    drafting: tuple[DraftPlan, ...]
+    """For all places of the batch, the shallower first."""
+
+    ready: frozenset[DraftPlan]
+    """Those whose cycles can be replayed now."""
+
+    capture_s: float
+    """What it takes to have another one ready."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What the next pass has to carry whatever is drafted."""
 
@@ -59,6 +73,17 @@ class Load:
     unread: tuple[int, ...] = ()
     """Committed tokens the head has yet to read before it can draft, for each decoding request that
     drafts are wanted for."""
+
+    num_places: int = 0
+    """Of the batch that runs ahead: those that nobody has are paid for too. 0 without one."""
+
+    menu: Menu | None = None
+    """What may be planned; None for anything."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a pass without drafts and prompts."""
+        return max(self.num_places, self.num_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +116,9 @@ class CycleReport:
     gains: Tensor | None = None
     """`expected_gains` of the candidates, on the host, if the plan asked for it."""
 
+    is_calibrated: bool = True
+    """Whether scores have been compared with what is accepted, and gains can be believed."""
+
     is_cold: bool = False
     """Whether its times are those of compiling and capturing, and say nothing of later cycles."""
 
@@ -112,6 +140,13 @@ class Controller(Protocol):
 
     def choose(self, load: Load) -> DraftPlan:
         """The plan for a cycle with this load."""
+
+    def plans(self, num_places: int) -> tuple[DraftPlan, ...]:
+        """Drafting plans that it may come to want for a batch of so many, the shallower first."""
+
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether requests that come now are likely to be drafted for."""
 
     def observe(self, report: CycleReport) -> None:
         """A cycle has ended."""

@@ -260,8 +260,9 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """What has happened since the engine was made, and how things stand."""
-        return self._cycle.stats.report(
-            self._scheduler, self._cache, self._drafter, self._controller.state()
+        cycle, state = self._cycle, self._controller.state()
+        return cycle.stats.report(
+            self._scheduler, self._cache, self._drafter, state, cycle.ahead.steady.counts
         )
 
     def check_integrity(self) -> None:

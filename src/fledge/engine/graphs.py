@@ -6,8 +6,11 @@ intermediate results, since they run one after the other. On a CPU every run is 
 """
 
 import logging
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from statistics import median
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,12 +21,18 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
-_MOST_GRAPHS = 256
+_MOST_GRAPHS = 512
 """Graphs that are kept; the one not used for longest goes first. One that the device still runs may
 go too: the driver frees it when it is done, and its memory is written by later work alone."""
 
 _MOST_SEEN = 4 * _MOST_GRAPHS
 """Kinds that are known to have run once; a kind that is forgotten runs piece by piece again."""
+
+_LIKELY_LAUNCH_S = 0.02
+"""What launching a pass piece by piece takes before any was seen."""
+
+_FEW_FREE = 0.05
+"""Share of the device's memory below which what is set free is given back before a capture."""
 
 
 class _Captured(Generic[Result]):
@@ -31,6 +40,19 @@ class _Captured(Generic[Result]):
 
     def __init__(self, graph: torch.cuda.CUDAGraph, result: Result, number: int) -> None:
         self.graph, self.result, self.number = graph, result, number
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """How work was run where it can be captured."""
+
+    replayed: int = 0
+    launched: int = 0
+    """Piece by piece."""
+
+    captured: int = 0
+    cold_s: float = 0.0
+    """What the host spent on launching piece by piece and on capturing."""
 
 
 class Graphs:
@@ -42,45 +64,92 @@ class Graphs:
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Any]] = OrderedDict()
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._num_captured = 0
-        self.num_cold = 0
-        """Runs that were no replays, and took longer than those that follow."""
+        self._costs_s: deque[float] = deque(maxlen=64)
+        self.counts = GraphCounts()
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    @property
+    def num_cold(self) -> int:
+        """Runs that were no replays, and took longer than those that follow."""
+        return self.counts.launched + self.counts.captured
+
+    @property
+    def launch_s(self) -> float:
+        """What the host takes to launch a pass piece by piece, or to capture it."""
+        return median(self._costs_s) if self._costs_s else _LIKELY_LAUNCH_S
+
+    @property
+    def cost_s(self) -> float:
+        """What one more graph costs: an ordinary run, and the capture."""
+        return 2.0 * self.launch_s
+
+    def forget_counts(self) -> None:
+        """Count from here on."""
+        self.counts = GraphCounts()
 
     @property
     def most(self) -> int:
         """Graphs that are kept."""
         return _MOST_GRAPHS
 
-    def run(self, kind: Hashable, work: Callable[[], Result]) -> tuple[Result, int | None]:
+    def number_of(self, kind: Hashable) -> int | None:
+        """Of the graph that runs of a kind replay; None while there is none."""
+        found = self._graphs.get(kind)
+        return None if found is None else found.number
+
+    def run(
+        self, kind: Hashable, work: Callable[[], Result], *, seen_as: Hashable | None = None
+    ) -> tuple[Result, int | None]:
         """Do the work; runs of one kind must read and write the same tensors.
 
         Beside the result comes the number of the graph that holds it: its tensors are the same
-        after every run with that number. None for a result of its own.
+        after every run with that number. None for a result of its own. Work that `launch` has done
+        under the name `seen_as` need not run piece by piece again.
         """
         found = self._graphs.get(kind)
         if found is None:
             if not self.is_capturing:
                 return work(), None
-            self.num_cold += 1
-            if kind not in self._seen:
-                result = work()
-                self._seen[kind] = None  # only now: a run that was cut short has prepared nothing
-                if len(self._seen) > _MOST_SEEN:
-                    self._seen.popitem(last=False)
-                return result, None
-            self._seen.move_to_end(kind)
+            name = kind if seen_as is None else seen_as
+            if name not in self._seen:
+                return self.launch(name, work), None
+            self._seen.move_to_end(name)
+            started = time.perf_counter()
             found = self._try_to_capture(work)
+            self._spent(started)
             if found is None:
+                self.counts.launched += 1
                 return work(), None
+            self.counts.captured += 1
             self._graphs[kind] = found
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(kind)
+        self.counts.replayed += 1
         found.graph.replay()
         return found.result, found.number
+
+    def launch(self, name: Hashable, work: Callable[[], Result]) -> Result:
+        """Do work piece by piece, and remember that kernels of its kind have run."""
+        if not self.is_capturing:
+            return work()
+        self.counts.launched += 1
+        started = time.perf_counter()
+        result = work()
+        self._spent(started)
+        self._seen[name] = None  # only now: a run that was cut short has prepared nothing
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+        return result
+
+    def _spent(self, started: float) -> None:
+        seconds = time.perf_counter() - started
+        self._costs_s.append(seconds)
+        self.counts.cold_s += seconds
 
     def _try_to_capture(self, work: Callable[[], Result]) -> _Captured[Result] | None:
         """None where the work asks the device something on its way; it is not tried again."""
@@ -98,13 +167,23 @@ class Graphs:
             return None
 
     def _capture(self, work: Callable[[], Result]) -> _Captured[Result]:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for other things meanwhile: another engine, a training.
-        captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with torch.cuda.device(self._device), captured:
-            result = work()
+        """Not through `torch.cuda.graph`, which waits for the device and gives all free memory back
+        before each capture: requests would wait for both, and for the memory to be had again."""
+        with torch.cuda.device(self._device):
+            if self._pool is None or self._stream is None:
+                self._pool, self._stream = torch.cuda.graph_pool_handle(), _new_stream()
+            free, total = torch.cuda.mem_get_info(self._device)
+            if free < _FEW_FREE * total:
+                torch.cuda.empty_cache()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(self._stream):
+                # Other threads may ask the device for other things meanwhile: another engine, a
+                # training.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    result = work()
+                finally:
+                    graph.capture_end()
         self._num_captured += 1
         return _Captured(graph, result, self._num_captured)
 
@@ -113,3 +192,7 @@ class Graphs:
         self._graphs.clear()
         self._seen.clear()
         self._pool = None
+
+
+def _new_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

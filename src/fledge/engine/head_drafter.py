@@ -133,6 +133,12 @@ class HeadDrafter:
             batch.is_drafted_B,
         )
 
+    @torch.no_grad()
+    def read_steadily(self, batch: SteadyBatch, tables: BlockTables) -> None:
+        """Only read what `draft_steadily` would read."""
+        packed, _ = steady_reading(batch, tables, self.window)
+        self.store_entries(packed)
+
     def gains_of(self, draft: Draft, plan: DraftPlan) -> Tensor:
         """What drafting less would have yielded, on the device."""
         width = min(plan.width, self._width)

@@ -56,7 +56,7 @@ class Planner:
 
     def outlook(self, load: Load) -> Outlook:
         """The best of all depths, widths and numbers of nodes."""
-        plain_rate = self.rate(PLAIN, load)
+        plain_rate = self.plain_rate(load)
         if (max_nodes := self.max_nodes(load)) == 0:
             return Outlook(plain_rate, None, 0.0, None)
         nodes_X = np.unique(np.rint(self._grid * load.num_requests).clip(1, max_nodes))
@@ -76,6 +76,10 @@ class Planner:
         return Outlook(
             plain_rate, best(rates_DPX), float(rates_DPX.max()), best(emitted_DPX / fastest_DPX)
         )
+
+    def plain_rate(self, load: Load) -> float:
+        """Expected tokens per second without drafts."""
+        return self.rate(PLAIN, load)
 
     def emitted(self, plan: DraftPlan, load: Load) -> float:
         """Expected tokens of one cycle."""

@@ -1,21 +1,34 @@
 """What the next cycle is to draft: the controller is asked, and its answer kept while it waits."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-from fledge.engine.draft_plan import PLAIN, Controller, DraftPlan, Load
+from fledge.engine.draft_plan import PLAIN, Controller, DraftPlan, Load, Menu
 from fledge.engine.sequence import Sequence
 
 
 class PlanChoice:
     """The plan in use."""
 
-    def __init__(self, controller: Controller, *, can_draft: bool, max_pass_tokens: int) -> None:
-        self.controller, self._can_draft = controller, can_draft
+    def __init__(
+        self,
+        controller: Controller,
+        menu: Callable[[int], tuple[int, Menu | None]],
+        *,
+        can_draft: bool,
+        max_pass_tokens: int,
+    ) -> None:
+        self.controller, self._menu, self._can_draft = controller, menu, can_draft
         # However much there is to read, a quarter of the pass is open for drafts.
         self._most_other_tokens = max_pass_tokens * 3 // 4
         self.plan: DraftPlan = PLAIN
         self.is_waiting = False
         """Whether the plan is one that cycles in flight have to end for."""
+
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether requests that come now are likely to be drafted for."""
+        return self._can_draft and self.controller.expects_drafts
 
     def choose(self, load: Load) -> None:
         """Have the controller plan, unless what it planned last still waits to be run."""
@@ -28,6 +41,7 @@ class PlanChoice:
 
     def load(self, decoding: Many[Sequence], num_unread: int = 0) -> Load:
         """What requests that decode bring to a pass, beside so many tokens of prompts."""
+        num_places, menu = self._menu(len(decoding)) if decoding else (0, None)
         return Load(
             num_requests=len(decoding),
             num_sampled=sum(not seq.request.params.is_greedy for seq in decoding),
@@ -36,4 +50,6 @@ class PlanChoice:
             unread=tuple(
                 seq.len - seq.head_len for seq in decoding if seq.request.params.speculate
             ),
+            num_places=num_places,
+            menu=menu,
         )

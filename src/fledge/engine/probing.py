@@ -10,17 +10,20 @@ time for.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.cycle_costs import CycleCosts
-from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load, Menu
 from fledge.engine.outlook import Outlook, Planner
 
 SHARE = 0.007
 """Of all time, what probes may cost on average."""
 _MIN_INTERVAL = 6
 """Cycles between probes."""
+_MIN_INTERVAL_CAPTURED = 24
+"""While captured cycles draft: there are few other plans, and most of them are seen anyway."""
 _LONG_WAIT = 64
 """Cycles after which a report is given up, and after which a probe may be poor."""
 _MOST_SAVED = 0.05
@@ -38,6 +41,8 @@ _WELL_KNOWN = 4.0
 """Real passes of the plain size before plain decoding is taken as known."""
 _SURELY_BETTER = 2.0
 """Drafting that is expected to gain so much is rarely compared with plain decoding."""
+_SURELY_BETTER_CAPTURED = 1.25
+"""The same for captured cycles, whose times are known before the first of them."""
 _PROBES_PER_DOUBT = 16
 
 
@@ -93,19 +98,14 @@ class Prober:
         if self._hurry > 0 and plan.is_plain:
             allowed_s += _FOLLOW_UP_CYCLES * self._cycle_s
             since = max(since, _MIN_INTERVAL)
-        if since < _MIN_INTERVAL or (self._is_out and since < _LONG_WAIT) or allowed_s < 0:
+        interval = _MIN_INTERVAL if load.menu is None or plan.is_plain else _MIN_INTERVAL_CAPTURED
+        if since < interval or (self._is_out and since < _LONG_WAIT) or allowed_s < 0:
             return None
         if outlook.promising is None:
             return None
         usual_rate = self._planner.rate(plan, load)
-        options = (
-            self._drafting(outlook.promising, load)
-            if plan.is_plain
-            else self._other(
-                plan, outlook.promising, load, usual_rate < _SURELY_BETTER * outlook.plain_rate
-            )
-        )
-        for probe in options:
+        gain = usual_rate / outlook.plain_rate
+        for probe in self._options(plan, outlook.promising, load, gain):
             loss_s = self._planner.loss_s(probe, load, usual_rate)
             if loss_s <= allowed_s:
                 self._hurry = max(0, self._hurry - 1)
@@ -118,6 +118,25 @@ class Prober:
                 return probe
         self._last_probe = self._num_cycles  # look again, but not in every cycle
         return None
+
+    def _options(
+        self, plan: DraftPlan, promising: DraftPlan, load: Load, gain: float
+    ) -> Iterator[DraftPlan]:
+        """Cycles that would tell something, the best first; `gain` is the plan's over plain."""
+        if load.menu is not None:
+            return self._from_menu(plan, load.menu, gain < _SURELY_BETTER_CAPTURED)
+        if plan.is_plain:
+            return self._drafting(promising, load)
+        return self._other(plan, promising, load, gain < _SURELY_BETTER)
+
+    def _from_menu(self, plan: DraftPlan, menu: Menu, is_plain_near: bool) -> Iterator[DraftPlan]:
+        """Captured plans only: a larger tree tells what it and all smaller ones would yield."""
+        ready = [one for one in menu.drafting if one in menu.ready]
+        larger = [one for one in ready if (one.depth, one.width) > (plan.depth, plan.width)]
+        if not plan.is_plain and is_plain_near and self.num_probes % 4 == 3:
+            yield PLAIN
+        for one in (larger if plan.is_plain else larger[::-1]) or []:
+            yield replace(one, is_measured=True, is_probe=True)
 
     def _drafting(self, best: DraftPlan, load: Load) -> Iterator[DraftPlan]:
         """From plain decoding: drafts for as many requests as possible."""

@@ -4,6 +4,7 @@ from fledge.contracts.outputs import EngineStats
 from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import CycleReport
 from fledge.engine.drafter import Drafter
+from fledge.engine.graphs import GraphCounts
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 
@@ -55,6 +56,7 @@ class StatsKeeper:
         cache: PagedCache,
         drafter: Drafter,
         controller: dict[str, object],
+        graphs: GraphCounts,
     ) -> EngineStats:
         return EngineStats(
             num_running=len(scheduler.running),
@@ -75,6 +77,10 @@ class StatsKeeper:
             target_s=self._target_s,
             draft_s=self._draft_s,
             other_s=self._other_s,
+            num_replayed=graphs.replayed,
+            num_launched=graphs.launched,
+            num_captured=graphs.captured,
+            capturing_s=graphs.cold_s,
             cache_usage=cache.usage,
             num_kept_tokens=cache.num_kept_tokens,
             num_evicted_blocks=cache.num_evicted,

@@ -4,12 +4,12 @@ Nothing the host does has to be known to the device for the next cycle to be rig
 before the last one is read. What the host learns late costs little: a request that has ended runs
 one cycle too many, whose tokens nobody takes. Requests come in through passes of their own
 (`SteadyReader`) and leave by their place being cleared, both behind the cycle in flight. Where
-memory runs out, or drafting begins or stops, what is in flight is awaited first.
+memory runs out, or drafting begins or stops for long, what is in flight is awaited first; for a few
+cycles without drafts the head reads along.
 
 Legend: B places of the batch.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -19,24 +19,36 @@ from fledge.contracts.progress import Progress
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.device_clock import DeviceClock
-from fledge.engine.draft_gains import NODE_GRID
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
-from fledge.engine.drafter import Drafter, NoDrafter
-from fledge.engine.graphs import Graphs
+from fledge.engine.drafter import Drafter
+from fledge.engine.graphs import GraphCounts, Graphs
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_captures import CapturesAhead
-from fledge.engine.steady_cycle import SteadyCycle
-from fledge.engine.steady_flight import Collected, Member, Started, collect, member_of
+from fledge.engine.steady_cycle import SteadyCycle, runs_ahead
+from fledge.engine.steady_flight import (
+    Collected,
+    Member,
+    Started,
+    collect,
+    fresh_tokens,
+    has_more_to_say,
+    member_of,
+)
 from fledge.engine.steady_places import SteadyPlaces
+from fledge.engine.steady_plans import Plans, SteadyPlans
 from fledge.engine.steady_reading import Chunk, SteadyReader
 from fledge.engine.steady_runs import SteadyRuns
+from fledge.engine.steady_sizes import SteadySizes
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.staging import receive
 
 _MOST_IN_FLIGHT = 4
 """Two cycles, and prompts read behind each."""
+
+_MOST_ALONG = 64
+"""Cycles without drafts that the head reads along with; then it is left behind."""
 
 
 class Steady:
@@ -48,18 +60,16 @@ class Steady:
         cache: PagedCache,
         drafter: Drafter,
         settings: EngineSettings,
+        wanted: Plans,
         walk: Callable[..., Walk] = walk_gumbel,
     ) -> None:
         self._target, self._cache, self._drafter = target, cache, drafter
-        self._settings = settings
+        self._settings, self._wanted = settings, wanted
         self._num_levels = settings.tree.depth + 1 if drafter.num_scratch else 1
-        is_known = isinstance(drafter, HeadDrafter | NoDrafter) and settings.accept == "gumbel"
-        # A head reads all that a cycle has said, and its window must not have let go of any of it.
-        is_known = is_known and (drafter.window is None or drafter.window >= self._num_levels)
-        wanted = target.device.type == "cuda" if settings.graphs == "auto" else None
-        self._is_on = is_known and (wanted if wanted is not None else settings.graphs == "on")
+        self._is_on = runs_ahead(target, drafter, settings, self._num_levels)
         self._graphs = Graphs(target.device)
         self._runs = SteadyRuns(SteadyCycle(target, cache, drafter, walk), self._graphs)
+        self._sizes = SteadySizes(self._runs, self._graphs)
         self._reader = SteadyReader(
             target,
             cache,
@@ -71,12 +81,25 @@ class Steady:
             max_requests=settings.max_requests,
         )
         self.places = SteadyPlaces(
-            self._num_levels, spare_row=cache.spare_row, device=target.device
+            self._num_levels,
+            lambda num_requests, now: self._sizes.pick(
+                num_requests, is_drafting=self._is_drafting, now=now
+            ),
+            spare_row=cache.spare_row,
+            device=target.device,
+        )
+        self.plans = SteadyPlans(
+            self._runs,
+            self._sizes,
+            self._graphs,
+            self.places,
+            wanted if self._is_on and isinstance(drafter, HeadDrafter) else None,
+            max_pass_tokens=settings.max_pass_tokens,
         )
         self._started = deque[Started]()
         self._is_drafting = self._is_subset = False
         self._begun: DeviceClock | None = None
-        self._num_caught_up = 0
+        self._num_caught_up = self._num_along = 0
 
     @property
     def can_capture(self) -> bool:
@@ -91,11 +114,18 @@ class Steady:
             self.places,
             self._graphs,
             self._settings,
+            self._wanted if isinstance(self._drafter, HeadDrafter) else None,
             device=self._target.device,
-            has_head=isinstance(self._drafter, HeadDrafter),
             is_measured=is_measured,
         )
-        return captures.run(progress, budget_s=budget_s)
+        num_graphs = captures.run(progress, budget_s=budget_s)
+        self._graphs.forget_counts()
+        return num_graphs
+
+    @property
+    def counts(self) -> GraphCounts:
+        """How cycles and passes over prompts were run."""
+        return self._graphs.counts
 
     @property
     def is_running(self) -> bool:
@@ -114,19 +144,6 @@ class Steady:
     @property
     def has_prompts_in_flight(self) -> bool:
         return any(one.is_reading for one in self._started)
-
-    def plan_for(self, plan: DraftPlan, num_requests: int) -> DraftPlan:
-        """About the same plan for all places: few numbers of nodes, so that few are captured."""
-        assert self.places.batch is not None
-        size = self.places.batch.size
-        room = self._settings.max_pass_tokens - size
-        could_draft = any(seq.may_have_drafts for seq in self.places.sequences)
-        if plan.is_plain or room < 1 or not could_draft:
-            return PLAIN
-        each = plan.nodes / num_requests
-        if plan.nodes % num_requests:
-            each = min(NODE_GRID, key=lambda step: abs(math.log(step / each)))
-        return replace(plan, nodes=min(max(1, round(each * size)), room))
 
     def accepts(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
         """Whether there is room for a first cycle of these requests."""
@@ -161,7 +178,7 @@ class Steady:
             *(member_of(seq, is_drafted=True) for seq in drafting),
             *(member_of(seq, is_drafted=False) for seq in plain),
         ]
-        self.places.begin(members, [_fresh_tokens(member) for member in members])
+        self.places.begin(members, [fresh_tokens(member) for member in members])
 
     def join(self, sequences: Many[Sequence]) -> None:
         """Take in requests of which the host knows everything."""
@@ -172,7 +189,7 @@ class Steady:
             for seq in sequences
         ]
         self._catch_up([member.sequence for member in members if member.is_drafted])
-        self.places.join(members, [_fresh_tokens(member) for member in members])
+        self.places.join(members, [fresh_tokens(member) for member in members])
 
     def _catch_up(self, drafted: Many[Sequence]) -> int:
         """Have the head read what a cycle does not: more than one cycle may have said."""
@@ -185,10 +202,13 @@ class Steady:
         """Whether another cycle of this plan can be started for those who are here."""
         if self._is_subset or plan.num_drafted is not None:
             return False
-        if self._is_drafting == plan.is_plain:
+        if self._is_drafting and plan.is_plain:
+            if not isinstance(self._drafter, HeadDrafter) or self._num_along >= _MOST_ALONG:
+                return False
+        elif not (self._is_drafting or plan.is_plain):
             return False
         alive = self.places.sequences
-        is_plain = plan.is_plain
+        is_plain = not self._is_drafting
         return all(map(self._has_positions, alive)) and self._reserve(alive, is_plain=is_plain)
 
     def _reserve(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
@@ -206,22 +226,28 @@ class Steady:
         assert batch is not None
         clock, num_cold = self._begun or DeviceClock(self._target.device), self._graphs.num_cold
         num_caught_up, self._begun, self._num_caught_up = self._num_caught_up, None, 0
-        trees, gains = self._runs.draft(batch, plan)
+        trees = gains = None
+        self._num_along = self._num_along + 1 if self._is_drafting and plan.is_plain else 0
+        if not plan.is_plain:
+            trees = self._runs.draft(batch, plan)
+            gains = receive(self._runs.gains(trees)) if plan.is_measured else None
+        elif self._is_drafting:
+            self._runs.read_along(batch)
         clock.tick()
         self._runs.verify(batch, trees, self.places.filters)
         facts_XB = receive(batch.facts_XB)
-        host_gains = None if gains is None else receive(gains)
         clock.tick()
         self._started.append(
             Started(
                 plan=plan,
-                load=load,
+                load=replace(load, num_places=batch.size),
                 members=self.places.by_place(),
                 facts_XB=facts_XB,
-                gains=host_gains,
+                gains=gains,
                 clock=clock,
                 is_cold=self._graphs.num_cold != num_cold,
                 num_caught_up=num_caught_up,
+                has_head_read=self._is_drafting,
             )
         )
 
@@ -244,7 +270,7 @@ class Steady:
                 seq.head_len = seq.kv_len + chunk
             seq.kv_len += chunk
             members.append(member_of(seq, is_drafted=is_drafted) if is_last else None)
-        joining = [i for i, one in enumerate(members) if one is not None and _goes_on(one.sequence)]
+        joining = [i for i, one in enumerate(members) if has_more_to_say(one)]
         if joining:
             self.places.join_from(batch, joining, [one for i in joining if (one := members[i])])
         num_tokens = sum(chunk for _, chunk in chunks)
@@ -263,19 +289,12 @@ class Steady:
 
     def collect(self) -> Collected:
         """Wait for what was started first and read it."""
-        return collect(self._started.popleft())
+        got = collect(self._started.popleft())
+        self._sizes.observe(got)
+        self._reader.observe(got)
+        return got
 
     def forget(self) -> None:
         """Drop what is in flight: nobody will ask for it."""
         self._started.clear()
         self.places.forget()
-
-
-def _goes_on(seq: Sequence) -> bool:
-    """Whether there is more to say behind the next token, as far as is known."""
-    return len(seq.output_ids) + 1 < seq.request.max_new_tokens
-
-
-def _fresh_tokens(member: Member) -> list[int]:
-    seq = member.sequence
-    return seq.token_ids[seq.head_len :] if member.is_drafted else seq.token_ids[-1:]

@@ -7,7 +7,6 @@ find room in what those have set free.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 
@@ -16,8 +15,9 @@ from fledge.contracts.progress import Progress
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.draft_plan import PLAIN, DraftPlan
 from fledge.engine.graphs import Graphs
-from fledge.engine.steady_batch import SIZES, Filters, batch_size
+from fledge.engine.steady_batch import Filters, batch_size
 from fledge.engine.steady_places import SteadyPlaces
+from fledge.engine.steady_plans import Plans
 from fledge.engine.steady_reading import SteadyReader
 from fledge.engine.steady_runs import SteadyRuns
 
@@ -28,9 +28,14 @@ _SAMPLINGS = tuple(
 _LEAST_FREE = 0.03
 """Share of the device's memory that stays free."""
 
-_RUNS = 3
-"""The first run of a kind is an ordinary one, the second is captured; trees come before what
-verifies them."""
+_RUNS = 2
+"""The first run of a kind is an ordinary one, the second is captured."""
+
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Places of batches; who is between two of them goes to the larger."""
+
+_MOST_ROWS = 1024
+"""Of passes over prompts; the device takes longer for more than the host does to ask for them."""
 
 
 class CapturesAhead:
@@ -43,15 +48,16 @@ class CapturesAhead:
         places: SteadyPlaces,
         graphs: Graphs,
         settings: EngineSettings,
+        wanted: Plans | None,
         *,
         device: torch.device,
-        has_head: bool,
         is_measured: bool,
     ) -> None:
-        """`is_measured` for a controller that asks for the gains of some cycles."""
+        """`wanted` says what to draft, None for nothing; `is_measured` for a controller that asks
+        for the gains of some cycles."""
         self._runs, self._reader, self._places = runs, reader, places
         self._graphs, self._settings, self._device = graphs, settings, device
-        self._has_head, self._is_measured = has_head, is_measured
+        self._wanted, self._is_measured = wanted, is_measured
 
     def run(self, progress: Progress, *, budget_s: float) -> int:
         """Capture for so long at most; returns how many graphs there are then."""
@@ -79,7 +85,7 @@ class CapturesAhead:
             return "the time for it is used up"
         if not self._graphs.is_capturing:
             return "what was tried last could not be captured"
-        if len(self._graphs) >= self._graphs.most // 2:
+        if len(self._graphs) >= self._graphs.most * 3 // 4:
             return "no more of them are kept"
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
@@ -88,28 +94,23 @@ class CapturesAhead:
         return None
 
     def _jobs(self) -> Iterator[Callable[[], None]]:
-        """Prompts first: what they leave is what drafting reads. Then cycles, few sizes first."""
-        for with_head in [True, False] if self._has_head else [False]:
-            for filters in _SAMPLINGS:
-                for num_rows in reversed(self._reader.sizes):
-                    yield self._reading(num_rows, filters, with_head)
+        """Prompts first: what they leave is what drafting reads. Then cycles, large ones first, and
+        prompts that a head does not read."""
+        has_head = self._wanted is not None
+        yield from self._all_readings(has_head)
         most = batch_size(self._settings.max_requests)
-        sizes = [size for size in reversed(SIZES) if size < most]
-        coarse = [most, *(size for size in sizes if size & (size - 1) == 0)]
-        fine = [size for size in sizes if size not in coarse]
-        for some in (coarse, fine):
-            for size in some:
-                for plan in self._plans(size):
-                    yield self._cycle(size, plan)
+        for size in [most, *(size for size in reversed(_SIZES) if size < most)]:
+            for plan in (PLAIN, *(self._wanted(size) if self._wanted is not None else ())):
+                yield self._cycle(size, plan)
+        if has_head:
+            yield from self._all_readings(False)
 
-    def _plans(self, size: int) -> list[DraftPlan]:
-        tree, plans = self._settings.tree, [PLAIN]
-        nodes = min(tree.num_nodes * size, self._settings.max_pass_tokens - size)
-        if self._has_head and nodes > 0:
-            plans.append(DraftPlan(tree.depth, tree.width, nodes))
-            if self._is_measured:
-                plans.append(replace(plans[-1], is_measured=True))
-        return plans
+    def _all_readings(self, with_head: bool) -> Iterator[Callable[[], None]]:
+        sizes = self._reader.sizes
+        for num_rows in reversed(sizes):
+            for filters in _SAMPLINGS:
+                if num_rows <= _MOST_ROWS or num_rows == sizes[-1]:
+                    yield self._reading(num_rows, filters, with_head)
 
     def _reading(self, num_rows: int, filters: Filters, with_head: bool) -> Callable[[], None]:
         return lambda: self._reader.rehearse(num_rows, filters, with_head=with_head)
@@ -118,9 +119,15 @@ class CapturesAhead:
         def run() -> None:
             batch = self._places.batch_of(size)
             batch.fill([])
+            trees = None
+            if not plan.is_plain:
+                trees = self._runs.draft(batch, plan)
+                if self._is_measured:
+                    self._runs.gains(trees)
+            elif self._wanted is not None:
+                self._runs.read_along(batch)
             for filters in _SAMPLINGS:
-                trees, _ = self._runs.draft(batch, plan)
                 self._runs.verify(batch, trees, filters)
-            batch.fill([])
+                batch.fill([])
 
         return run

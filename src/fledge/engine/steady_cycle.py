@@ -12,16 +12,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fledge.contracts.settings import EngineSettings
 from fledge.engine.accepted import compact_accepted, deepest_offered
 from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import DraftPlan
-from fledge.engine.drafter import Drafter
+from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.head_drafter import Draft, HeadDrafter
 from fledge.engine.steady_batch import Filters, SteadyBatch
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.paged import BlockTables, make_tree_pass
 from fledge.ops.tree import TreeBatch, root_only
+
+
+def runs_ahead(target: Target, drafter: Drafter, settings: EngineSettings, num_levels: int) -> bool:
+    """Whether cycles of an engine run ahead of the host."""
+    is_known = isinstance(drafter, HeadDrafter | NoDrafter) and settings.accept == "gumbel"
+    # A head reads all that a cycle has said, and its window must not have let go of any of it.
+    is_known = is_known and (drafter.window is None or drafter.window >= num_levels)
+    is_wanted = target.device.type == "cuda" if settings.graphs == "auto" else None
+    return is_known and (is_wanted if is_wanted is not None else settings.graphs == "on")
 
 
 class SteadyCycle:
@@ -34,12 +44,22 @@ class SteadyCycle:
         self._walk = walk
 
     @torch.no_grad()
-    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> tuple[TreeBatch, Tensor | None]:
-        """Trees of all places, and the gains of their candidates if the plan asks for them."""
+    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> Draft:
+        """Trees of all places."""
         assert isinstance(self._drafter, HeadDrafter)
-        draft: Draft = self._drafter.draft_steadily(batch, self._tables(batch), plan)
-        gains = self._drafter.gains_of(draft, plan) if plan.is_measured else None
-        return draft.trees, gains
+        return self._drafter.draft_steadily(batch, self._tables(batch), plan)
+
+    @torch.no_grad()
+    def gains(self, draft: Draft, plan: DraftPlan) -> Tensor:
+        """What drafting less would have yielded."""
+        assert isinstance(self._drafter, HeadDrafter)
+        return self._drafter.gains_of(draft, plan)
+
+    @torch.no_grad()
+    def read_along(self, batch: SteadyBatch) -> None:
+        """Have the head read what was said last, so that it can draft in the next cycle."""
+        assert isinstance(self._drafter, HeadDrafter)
+        self._drafter.read_steadily(batch, self._tables(batch))
 
     @torch.no_grad()
     def verify(self, batch: SteadyBatch, trees: TreeBatch | None, filters: Filters) -> None:

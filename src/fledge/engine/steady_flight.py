@@ -33,6 +33,20 @@ def member_of(seq: Sequence, *, is_drafted: bool) -> Member:
     return Member(seq, is_drafted=is_drafted, num_preemptions=seq.num_preemptions)
 
 
+def has_more_to_say(member: Member | None) -> bool:
+    """Whether somebody is there who goes on behind the next token, as far as is known."""
+    if member is None:
+        return False
+    seq = member.sequence
+    return len(seq.output_ids) + 1 < seq.request.max_new_tokens
+
+
+def fresh_tokens(member: Member) -> list[int]:
+    """Its newest tokens: those that the head has not read, or the last alone."""
+    seq = member.sequence
+    return seq.token_ids[seq.head_len :] if member.is_drafted else seq.token_ids[-1:]
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """A cycle, or a pass over prompts, that the device was asked for."""
@@ -50,6 +64,9 @@ class Started:
 
     num_caught_up: int = 0
     """Tokens that heads read before it began."""
+
+    has_head_read: bool = False
+    """Whether the head has read what was said before, to draft or to be able to."""
 
     is_reading: bool = False
 

@@ -11,15 +11,19 @@ from collections.abc import Sequence as Many
 import torch
 
 from fledge.engine.sequence import Sequence
-from fledge.engine.steady_batch import Filters, Place, SteadyBatch, batch_size, filters_of
+from fledge.engine.steady_batch import Filters, Place, SteadyBatch, filters_of
 from fledge.engine.steady_flight import Member
+from fledge.engine.steady_sizes import SizeChoice
 
 
 class SteadyPlaces:
     """Members of a batch, and batches of all sizes that were ever needed."""
 
-    def __init__(self, num_levels: int, *, spare_row: int, device: torch.device) -> None:
+    def __init__(
+        self, num_levels: int, size_for: SizeChoice, *, spare_row: int, device: torch.device
+    ) -> None:
         self._num_levels, self._spare_row, self._device = num_levels, spare_row, device
+        self._size_for = size_for
         self._batches: dict[int, SteadyBatch] = {}
         self._members: dict[Sequence, Member] = {}
         self._by_place: list[Member | None] = []
@@ -56,7 +60,7 @@ class SteadyPlaces:
     def begin(self, members: Many[Member], fresh: Many[Many[int]]) -> None:
         """Start with these, of whom the newest tokens are given; others are forgotten."""
         self.forget()
-        self.batch = self.batch_of(batch_size(max(1, len(members))))
+        self.batch = self.batch_of(self._size_for(len(members), 0))
         self.batch.fill(_places(members, fresh))
         self._enter(members, range(len(members)))
 
@@ -77,7 +81,7 @@ class SteadyPlaces:
         assert self.batch is not None
         needed = len(self._members) + len(members)
         if needed > self.batch.size:
-            self._move(batch_size(needed))
+            self._move(self._size_for(needed, self.batch.size))
         free = [place for place, member in enumerate(self._by_place) if member is None]
         where = free[: len(members)]
         self._enter(members, where)
@@ -95,7 +99,9 @@ class SteadyPlaces:
     def shrink(self) -> None:
         """Go on in a smaller batch if all fit in."""
         assert self.batch is not None
-        if self._members and (size := batch_size(len(self._members))) < self.batch.size:
+        if not self._members:
+            return
+        if (size := self._size_for(len(self._members), self.batch.size)) < self.batch.size:
             self._move(size)
 
     def _move(self, size: int) -> None:

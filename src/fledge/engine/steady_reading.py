@@ -1,7 +1,9 @@
 """Prompts read beside cycles that run ahead: a pass of their own that nobody waits for either.
 
-The pass is captured for few sizes, filled up with tokens that nobody looks at. What a prompt's last
-token says is written to where the batch takes it from; the host reads it later.
+The pass is captured for few sizes, filled up with tokens that nobody looks at. Where the device
+takes longer for the prompts than the host does to launch the pass piece by piece, it is launched as
+long as they are. What a prompt's last token says is written to where the batch takes it from; the
+host reads it later.
 
     rows      a4 a5 a6 | b0 b1 b2 b3 | - - - -      chunks of two prompts, then what only fills
     requests  a        | b           | spare
@@ -9,7 +11,7 @@ token says is written to where the batch takes it from; the host reads it later.
 Legend: T rows of the pass, B prompts with the one that fills, X lines of the state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ from fledge.engine.graphs import Graphs
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import Filters, Place, SteadyBatch, filters_of
+from fledge.engine.steady_flight import Collected
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.paged import make_tree_pass
@@ -30,6 +33,9 @@ from fledge.ops.tree import root_only
 
 _SMALLEST, _SECOND = 32, 256
 _ROWS_PER_PROMPT = 16
+_ENOUGH_ROWS = 256
+"""Shorter passes say nothing of what a row costs: they wait for weights."""
+_RATE = 0.3
 
 Chunk = tuple[Sequence, int]
 """A request, and how many of its tokens are read."""
@@ -42,6 +48,10 @@ def pass_sizes(max_tokens: int) -> list[int]:
         sizes |= {size, min(size * 3 // 2, max_tokens)} if size >= _SECOND else {size}
         size *= 2
     return sorted(sizes)
+
+
+def _kind(num_rows: int, num_prompts: int, filters: Filters, with_head: bool) -> Hashable:
+    return ("read", num_rows, num_prompts, filters, with_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,8 @@ class SteadyReader:
         self._graphs, self._num_levels = graphs, num_levels
         self.sizes, self._max_requests = pass_sizes(max_tokens), max_requests
         self._readings: dict[tuple[int, int], Reading] = {}
+        self._row_s = 0.0
+        """What a row of a long pass takes; 0 while none was timed."""
 
     def read(self, chunks: Many[Chunk], drafted: Many[bool], *, with_head: bool) -> SteadyBatch:
         """Ask for a pass over these; the batch that comes back has a column for each.
@@ -91,17 +103,36 @@ class SteadyReader:
         num_tokens = sum(chunk for _, chunk in chunks)
         num_rows, num_prompts = self._size(num_tokens, len(chunks))
         num_nobody = num_prompts + 1 - len(chunks)
-        is_exact = num_rows - num_tokens > num_nobody * self._cache.max_tokens
-        if is_exact:  # there are no places for so many that only fill
+        filters = filters_of([seq for seq, chunk in chunks if chunk == seq.num_unread])
+        is_ready = self._graphs.number_of(_kind(num_rows, num_prompts, filters, with_head))
+        is_exact = self._is_long(num_tokens, num_rows, is_ready=is_ready is not None)
+        # There may be no places for so many that only fill.
+        is_exact = is_exact or num_rows - num_tokens > num_nobody * self._cache.max_tokens
+        if is_exact:
             num_rows = num_tokens
         reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
         self._fill(reading, chunks, drafted)
-        filters = filters_of([seq for seq, chunk in chunks if chunk == seq.num_unread])
         if is_exact:
             self._run(reading, filters, with_head)
         else:
             self._run_captured(reading, filters, with_head)
         return reading.batch
+
+    def _is_long(self, num_tokens: int, num_rows: int, *, is_ready: bool) -> bool:
+        """Whether launching the pass piece by piece is no slower than a captured one that fits."""
+        if not self._graphs.is_capturing:
+            return False
+        launch_s, filling = self._graphs.launch_s, num_rows - num_tokens
+        if is_ready:
+            return filling * self._row_s > launch_s
+        return num_tokens * self._row_s > 1.5 * launch_s
+
+    def observe(self, got: Collected) -> None:
+        """What a pass has taken, if it was over prompts."""
+        one, num_tokens = got.started, got.started.load.num_other_tokens
+        if one.is_reading and num_tokens >= _ENOUGH_ROWS:
+            row_s = got.target_s / num_tokens
+            self._row_s += (_RATE if self._row_s else 1.0) * (row_s - self._row_s)
 
     def rehearse(self, num_rows: int, filters: Filters, *, with_head: bool) -> None:
         """A pass over nobody's prompts, so that one of this size is captured when it comes."""
@@ -112,7 +143,7 @@ class SteadyReader:
             self._run_captured(reading, filters, with_head)
 
     def _run_captured(self, reading: Reading, filters: Filters, with_head: bool) -> None:
-        kind = ("read", reading.num_rows, reading.batch.size, filters, with_head)
+        kind = _kind(reading.num_rows, reading.batch.size - 1, filters, with_head)
         self._graphs.run(kind, lambda: self._run(reading, filters, with_head))
 
     def _size(self, num_tokens: int, num_prompts: int) -> tuple[int, int]:
@@ -124,6 +155,8 @@ class SteadyReader:
         return max(num_tokens, self.sizes[-1]), num_prompts
 
     def _most_prompts(self, num_rows: int) -> int:
+        if num_rows == self.sizes[-1]:  # there is no larger one for more of them
+            return self._max_requests
         return min(self._max_requests, num_rows // _ROWS_PER_PROMPT)
 
     def _reading(self, num_rows: int, num_prompts: int, *, is_kept: bool) -> Reading:

@@ -1,20 +1,22 @@
 """The two halves of a cycle as graphs: which kinds there are, and what belongs together."""
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.graphs import Graphs
+from fledge.engine.head_drafter import Draft
 from fledge.engine.steady_batch import Filters, SteadyBatch
 from fledge.engine.steady_cycle import SteadyCycle
-from fledge.ops.tree import TreeBatch
 
 
 class Trees(NamedTuple):
     """Trees of a cycle, and the graph that leaves them in the same place every time."""
 
-    batch: TreeBatch
+    draft: Draft
+    plan: DraftPlan
     graph: int | None
 
 
@@ -23,21 +25,65 @@ class SteadyRuns:
 
     def __init__(self, cycle: SteadyCycle, graphs: Graphs) -> None:
         self._cycle, self._graphs = cycle, graphs
+        self._sizes: dict[bool, set[int]] = {True: set(), False: set()}
 
-    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> tuple[Trees | None, Tensor | None]:
-        """Trees, and the gains of their candidates if the plan asks for them."""
-        if plan.is_plain:
-            return None, None
-        kind = ("draft", batch.size, plan.depth, plan.width, plan.nodes, plan.is_measured)
-        (trees, gains), number = self._graphs.run(kind, lambda: self._cycle.draft(batch, plan))
-        return Trees(trees, number), gains
+    def sizes(self, *, is_drafting: bool) -> set[int]:
+        """Sizes of batches that some cycles were captured for."""
+        return self._sizes[is_drafting]
+
+    def is_ready(self, size: int, plan: DraftPlan, filters: Filters) -> bool:
+        """Whether a cycle of this plan is replayed."""
+        number = None
+        if not plan.is_plain:
+            number = self._graphs.number_of(_draft_kind(size, plan))
+            if number is None:
+                return False
+        return self._graphs.number_of(_verify_kind(size, number, filters)) is not None
+
+    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> Trees:
+        draft, number = self._graphs.run(
+            _draft_kind(batch.size, plan), lambda: self._cycle.draft(batch, plan)
+        )
+        return Trees(draft, plan, number)
+
+    def gains(self, trees: Trees) -> Tensor:
+        """What drafting less would have yielded."""
+
+        def work() -> Tensor:
+            return self._cycle.gains(trees.draft, trees.plan)
+
+        name = ("gained", trees.draft.trees.tokens_BN.shape[0], trees.plan.depth, trees.plan.width)
+        if trees.graph is None:  # candidates lie where none will lie again
+            return self._graphs.launch(name, work)
+        return self._graphs.run(("gains", trees.graph), work, seen_as=name)[0]
+
+    def read_along(self, batch: SteadyBatch) -> None:
+        """Have the head read what was said last, for a cycle without drafts among some with."""
+        self._graphs.run(("along", batch.size), lambda: self._cycle.read_along(batch))
 
     def verify(self, batch: SteadyBatch, trees: Trees | None, filters: Filters) -> None:
         def verify() -> None:
-            self._cycle.verify(batch, None if trees is None else trees.batch, filters)
+            self._cycle.verify(batch, None if trees is None else trees.draft.trees, filters)
 
+        shape = None if trees is None else _shape(trees.plan)
+        name = ("verified", batch.size, shape, filters)
         if trees is not None and trees.graph is None:
-            verify()  # of trees that lie where none will lie again
+            self._graphs.launch(name, verify)  # of trees that lie where none will lie again
             return
         graph = None if trees is None else trees.graph
-        self._graphs.run(("verify", batch.size, graph, filters), verify)
+        kind = _verify_kind(batch.size, graph, filters)
+        _, number = self._graphs.run(kind, verify, seen_as=name)
+        if number is not None:
+            self._sizes[trees is not None].add(batch.size)
+
+
+def _shape(plan: DraftPlan) -> tuple[int, int, int]:
+    return plan.depth, plan.width, plan.nodes
+
+
+def _draft_kind(size: int, plan: DraftPlan) -> Hashable:
+    return ("draft", size, *_shape(plan))
+
+
+def _verify_kind(size: int, graph: int | None, filters: Filters) -> Hashable:
+    return ("verify", size, graph, filters)

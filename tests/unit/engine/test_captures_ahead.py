@@ -4,7 +4,7 @@ Catches: sizes that come up in the first requests and were not captured, memory 
 rehearsals leave behind, and a start that goes on when its time or its memory is used up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,9 @@ import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.progress import SilentProgress, Task
-from fledge.engine import graphs as graphs_module
-from fledge.engine.graphs import Graphs
 from fledge.testing import tiny_head
 from tests.lossless.support import greedy, pair, prompts, token_ids
+from tests.unit.engine.fake_graphs import capturing
 
 
 class Notes(SilentProgress):
@@ -32,33 +31,6 @@ class Notes(SilentProgress):
 
     def note(self, text: str) -> None:
         self.lines.append(text)
-
-
-class Replayed:
-    """Stands for a graph of a device that is not here."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.replay = work
-
-
-def capturing(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, has_results: bool = False
-) -> Graphs:
-    """Have the engine's cycles captured, after a fashion.
-
-    Capturing does not run what it captures, and so has no results to show here.
-    """
-    graphs = engine._cycle.ahead.steady._graphs
-
-    def capture(work: Callable[[], Any]) -> Any:
-        graphs._num_captured += 1
-        graph: Any = Replayed(work)
-        result = work() if has_results else None
-        return graphs_module._Captured(graph, result, graphs._num_captured)
-
-    monkeypatch.setattr(graphs, "is_capturing", True)
-    monkeypatch.setattr(graphs, "_capture", capture)
-    return graphs
 
 
 SETTINGS = EngineSettings(
@@ -94,15 +66,15 @@ def test_nothing_is_left_to_capture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cycles_with_drafts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     _, target = pair("llama")
     engine = Engine(target, tiny_head(target, draft_vocab_size=97), SETTINGS)
-    graphs = capturing(engine, monkeypatch, has_results=True)
+    graphs = capturing(engine, monkeypatch)
     engine.capture_ahead()
     kinds: list[Any] = list(graphs._graphs)
     drafts = {kind[1] for kind in kinds if kind[0] == "draft"}
-    assert drafts == {1, 2, 3, 4}
+    assert drafts == {1, 2, 4}, "three requests share four places"
     read = {kind[4] for kind in kinds if kind[0] == "read"}
     assert read == {True, False}, "prompts with the head and without"
     verified = [kind[1] for kind in kinds if kind[0] == "verify" and kind[2] is not None]
-    assert sorted(verified) == [1, 1, 2, 2, 3, 3, 4, 4], "greedy requests, and sampled ones"
+    assert sorted(verified) == [1, 1, 2, 2, 4, 4], "greedy requests, and sampled ones"
 
 
 def test_it_ends_when_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.outputs import EngineStats
 from fledge.engine import sequence
 from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
+from fledge.engine.graphs import GraphCounts
 from fledge.engine.sequence import Sequence
 from fledge.engine.stats import StatsKeeper
 from fledge.testing import target_of, tiny_head, tiny_model
@@ -263,7 +264,7 @@ def test_times_of_passes_add_up() -> None:
         one = report(**times)
         keeper.count_cycle(CycleReport(**{**_fields(one), "accepted_D": (1, 0)}))
     engine, _ = oracle_engine()
-    stats = keeper.report(engine._scheduler, engine._cache, engine._drafter, {})
+    stats = keeper.report(engine._scheduler, engine._cache, engine._drafter, {}, GraphCounts())
     for name in ("target_s", "draft_s", "other_s"):
         assert getattr(stats, name) == pytest.approx(sum(times[name] for times in figures))
     assert stats.offered_at_depth == (6, 3)
