@@ -158,6 +158,7 @@ def _in_process(choice: Choice, recipe: Recipe) -> "Answerer":
     loaded = load(choice)
     from fledge.data.regenerate.in_process import EngineAnswerer
 
+    loaded.engine.capture_ahead(terminal_progress())
     return EngineAnswerer(loaded.engine, choice.target, recipe.regenerate)
 
 

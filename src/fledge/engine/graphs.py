@@ -170,8 +170,9 @@ class Graphs:
         """Not through `torch.cuda.graph`, which waits for the device and gives all free memory back
         before each capture: requests would wait for both, and for the memory to be had again."""
         with torch.cuda.device(self._device):
-            if self._pool is None or self._stream is None:
-                self._pool, self._stream = torch.cuda.graph_pool_handle(), _new_stream()
+            if self._pool is None:
+                new_stream: Any = torch.cuda.Stream
+                self._pool, self._stream = torch.cuda.graph_pool_handle(), new_stream()
             free, total = torch.cuda.mem_get_info(self._device)
             if free < _FEW_FREE * total:
                 torch.cuda.empty_cache()
@@ -192,7 +193,3 @@ class Graphs:
         self._graphs.clear()
         self._seen.clear()
         self._pool = None
-
-
-def _new_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -37,6 +37,10 @@ def engine_settings(settings: SelectSettings, questions: Sequence[Question]) -> 
     )
 
 
+CAPTURE_BUDGET_S = 15.0
+"""For each engine, so that none is measured while it captures cycles."""
+
+
 def decode_options(settings: SelectSettings) -> DecodeOptions:
     return DecodeOptions(
         max_tokens=settings.max_tokens,
@@ -67,6 +71,8 @@ class Arms:
             if settings.controller == "adaptive":
                 times = measure_pass_times(target, head, chosen, name=target_name)
             self._engines[name] = Engine(target, head, chosen, times=times)
+        for engine in self._engines.values():
+            engine.capture_ahead(budget_s=CAPTURE_BUDGET_S)
 
     def measure(self, visit: Visit) -> dict[str, Measured]:
         """Every engine that is left, in the order of the visit."""

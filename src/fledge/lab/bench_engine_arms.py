@@ -50,6 +50,7 @@ class EngineArm:
                 with progress.task("timing passes", unit=""):
                     times = measure_pass_times(target, head, choice.engine, name=choice.target)
         engine = Engine(target, head, choice.engine, times=times)
+        engine.capture_ahead(progress)
         try:
             yield EngineDriver(engine, self._settings)
         finally:

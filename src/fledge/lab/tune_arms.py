@@ -9,7 +9,7 @@ import torch
 from fledge.contracts.tune_settings import TuneSettings
 from fledge.engine.engine import Engine
 from fledge.engine.timing import measure_pass_times
-from fledge.lab.arms import decode_options, engine_settings
+from fledge.lab.arms import CAPTURE_BUDGET_S, decode_options, engine_settings
 from fledge.lab.measure import Clock, Measured, answer_questions
 from fledge.lab.questions import Question
 from fledge.lab.tune_shapes import Shape
@@ -41,6 +41,8 @@ class ShapeArms:
             if shape.controller == "adaptive":
                 times = measure_pass_times(target, head, chosen, name=target_name)
             self._engines[shape.name] = Engine(target, head, chosen, times=times)
+        for engine in self._engines.values():
+            engine.capture_ahead(budget_s=CAPTURE_BUDGET_S)
 
     def measure(
         self, visit: Visit, concurrency: int, *, without: Mapping[str, str]

@@ -50,13 +50,15 @@ class Road:
 
     def load_engine(self, settings: EngineSettings) -> Engine:
         with self.progress.task(f"loading {self.target}", unit=""):
-            return Engine.load(
+            engine = Engine.load(
                 self.target,
                 settings=settings,
                 device=self.device,
                 dtype=self.dtype,
                 progress=self.progress,
             )
+        engine.capture_ahead(self.progress)
+        return engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ def ending_in_turn(count: int) -> list[SamplingParams]:
     return [SamplingParams(max_tokens=6 + 3 * i, ignore_eos=True, seed=i) for i in range(count)]
 
 
+def verified_sizes(graphs: Graphs) -> set[int]:
+    kinds: list[Any] = list(graphs._graphs)
+    return {kind[1] for kind in kinds if kind[0] == "verify"}
+
+
 @pytest.mark.parametrize("has_head", [True, False], ids=["head", "plain"])
 def test_a_batch_that_shrinks_captures_nothing(
     monkeypatch: pytest.MonkeyPatch, has_head: bool
@@ -49,7 +54,7 @@ def test_a_batch_that_shrinks_captures_nothing(
     monkeypatch.setattr(Graphs, "launch_s", 1.0)
     asked = (prompts() * 2)[:8]
     answers = engine.generate(asked, ending_in_turn(8))
-    sizes = {kind[1] for kind in graphs._graphs if kind[0] == "verify"}  # type: ignore[index]
+    sizes = verified_sizes(graphs)
     assert sizes == {8}
     plain = Engine(target, settings=EngineSettings(graphs="off"))
     assert token_ids(answers) == token_ids(plain.generate(asked, ending_in_turn(8)))
@@ -63,7 +68,7 @@ def test_a_size_that_is_wanted_for_long_is_captured(monkeypatch: pytest.MonkeyPa
     asked = (prompts() * 2)[:8]
     params = [SamplingParams(max_tokens=4, ignore_eos=True)] * 7
     engine.generate(asked, [*params, SamplingParams(max_tokens=60, ignore_eos=True)])
-    sizes = {kind[1] for kind in graphs._graphs if kind[0] == "verify"}  # type: ignore[index]
+    sizes = verified_sizes(graphs)
     assert {1, 8} <= sizes
 
 
