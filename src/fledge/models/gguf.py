@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from fledge.contracts.errors import ArtifactError, FledgeError
 from fledge.contracts.progress import Progress
+from fledge.models.gguf_dequantise import fast_dequantising
 from fledge.models.gguf_header import GgufHeader, read_gguf_header
 from fledge.models.gguf_slim import is_slimmable, write_slim_copy
 from fledge.models.gguf_tokenizer import build_tokenizer
@@ -36,7 +37,7 @@ def convert_gguf(
             "context length of its first training the model will differ from the original"
         )
     try:
-        with quiet_transformers():
+        with quiet_transformers(), fast_dequantising():
             _convert(source, directory, header, extra_eos_ids, progress)
     except FledgeError:
         raise
