@@ -17,7 +17,7 @@ after the other; their logs and what they have found so far are in W/STEP-head a
 Both draft the same chain, greedily, in groups of the same sizes; the first group of each warms up.
 On a GPU vLLM has its scheduler in a process of its own, as it does by default. `compare` looks at
 texts of both engines, with a head and without, wherever they part; `--no-speeds` leaves out speeds
-that were measured beside other work.
+that were measured beside other work. It needs no GPU.
 """
 
 import argparse
@@ -135,6 +135,23 @@ def dtype_name(options: argparse.Namespace) -> str:
     return str(pick_dtype(options.dtype, pick_device())).removeprefix("torch.")
 
 
+def room_for(options: argparse.Namespace, groups: list[tuple[int, list[list[int]]]]) -> int:
+    """Tokens of cache that the largest group needs: others may use the device as well."""
+    longest = max(len(ids) for _, prompts in groups for ids in prompts)
+    return max(size for size, _ in groups) * (longest + options.max_tokens + 64)
+
+
+def how_run(options: argparse.Namespace) -> dict[str, Any]:
+    device = pick_device()
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    return {
+        "depth": options.depth,
+        "dtype": dtype_name(options),
+        "engine_options": options.engine_options,
+        "provenance": provenance.collect(device=name, commit=options.commit),
+    }
+
+
 def run_engine(options: argparse.Namespace, head: Path | None) -> dict[str, Any]:
     """The engine that the step names loads once and answers all groups."""
     engine = find_engine(options.step, options.python)
@@ -178,7 +195,7 @@ def run_engine(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
         for (size, _), answers in zip(groups, found, strict=True)
     }
     took = time.perf_counter() - start
-    return {"version": engine.version, "groups": measured, "depth": options.depth, "took_s": took}
+    return {"version": engine.version, "groups": measured, "took_s": took, **how_run(options)}
 
 
 def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]:
@@ -190,6 +207,7 @@ def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
         tree=tree,
         controller="fixed",
         max_requests=max(size for size, _ in groups),
+        cache_tokens=room_for(options, groups),
         share_prefixes=False,
     )
     engine = Engine.load(options.target, head, settings, dtype=options.dtype)
@@ -212,7 +230,7 @@ def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
             "tokens_per_s": sum(len(one.token_ids) for one in completions) / seconds,
         }
     took = time.perf_counter() - start
-    return {"groups": measured, "depth": options.depth, "took_s": took}
+    return {"groups": measured, "took_s": took, **how_run(options)}
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -223,7 +241,11 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         for how in ("head", "plain")
         if (path := options.work / f"{who}-{how}.json").exists()
     }
-    engine = Engine.load(options.target, dtype=options.dtype)
+    theirs, ours = found[options.engine, "head"], found["fledge", "head"]
+    room = room_for(options, read_groups(options))
+    engine = Engine.load(
+        options.target, settings=EngineSettings(cache_tokens=room), dtype=options.dtype
+    )
     groups = {
         str(size): compare_group(
             engine,
@@ -236,8 +258,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     }
     acceptance = pool_groups(
         {
-            who: [found[who, "head"]["groups"][str(size)] for size, _ in read_groups(options)]
-            for who in (options.engine, "fledge")
+            who: [one["groups"][str(size)] for size, _ in read_groups(options)]
+            for who, one in ((options.engine, theirs), ("fledge", ours))
         }
     )
     widest = max(abs(value) for value in acceptance["difference_at_position"])
@@ -245,15 +267,14 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         texts["parted_elsewhere"] for group in groups.values() for texts in group["texts"].values()
     )
     print(f"widest difference of acceptance {widest:.4f}; texts parted without a near-tie {parted}")
-    is_cuda = engine.target.device.type == "cuda"
     return {
-        "provenance": provenance.collect(
-            device=torch.cuda.get_device_name() if is_cuda else "cpu", commit=options.commit
-        ),
-        options.engine: found[options.engine, "head"]["version"],
+        "provenance": ours["provenance"],
+        "provenance_of_texts_compared": how_run(options)["provenance"],
+        options.engine: theirs["version"],
+        "engine_options": theirs["engine_options"],
         "target": Path(options.target).name,
-        "depth": options.depth,
-        "dtype": dtype_name(options),
+        "depth": ours["depth"],
+        "dtype": ours["dtype"],
         "near_tie_nats": NEAR_TIE,
         "acceptance": acceptance,
         "groups": groups,
