@@ -23,7 +23,7 @@ from fledge.engine.steady_runs import SteadyRuns
 
 _SAMPLINGS = tuple(
     Filters(can_sample=can_sample, largest_top_k=0, has_top_p=False, has_min_p=False)
-    for can_sample in (True, False)
+    for can_sample in (False, True)
 )
 _LEAST_FREE = 0.03
 """Share of the device's memory that stays free."""
@@ -94,28 +94,28 @@ class CapturesAhead:
         return None
 
     def _jobs(self) -> Iterator[Callable[[], None]]:
-        """Prompts first: what they leave is what drafting reads. Then cycles, large ones first, and
-        prompts that a head does not read."""
-        has_head = self._wanted is not None
-        yield from self._all_readings(has_head)
-        most = batch_size(self._settings.max_requests)
-        for size in [most, *(size for size in reversed(_SIZES) if size < most)]:
-            for plan in (PLAIN, *(self._wanted(size) if self._wanted is not None else ())):
-                yield self._cycle(size, plan)
-        if has_head:
-            yield from self._all_readings(False)
-
-    def _all_readings(self, with_head: bool) -> Iterator[Callable[[], None]]:
-        sizes = self._reader.sizes
-        for num_rows in reversed(sizes):
+        """Prompts first: what they leave is what drafting reads. Then cycles, large ones first, all
+        of it for greedy requests before sampled ones; prompts that a head does not read are last.
+        """
+        for filters in _SAMPLINGS:
+            yield from self._readings(filters, with_head=self._wanted is not None)
+            most = batch_size(self._settings.max_requests)
+            for size in [most, *(size for size in reversed(_SIZES) if size < most)]:
+                for plan in (PLAIN, *(self._wanted(size) if self._wanted is not None else ())):
+                    yield self._cycle(size, plan, filters)
+        if self._wanted is not None:
             for filters in _SAMPLINGS:
-                if num_rows <= _MOST_ROWS or num_rows == sizes[-1]:
-                    yield self._reading(num_rows, filters, with_head)
+                yield from self._readings(filters, with_head=False)
+
+    def _readings(self, filters: Filters, *, with_head: bool) -> Iterator[Callable[[], None]]:
+        for num_rows in reversed(self._reader.sizes):
+            if num_rows <= _MOST_ROWS:
+                yield self._reading(num_rows, filters, with_head)
 
     def _reading(self, num_rows: int, filters: Filters, with_head: bool) -> Callable[[], None]:
         return lambda: self._reader.rehearse(num_rows, filters, with_head=with_head)
 
-    def _cycle(self, size: int, plan: DraftPlan) -> Callable[[], None]:
+    def _cycle(self, size: int, plan: DraftPlan, filters: Filters) -> Callable[[], None]:
         def run() -> None:
             batch = self._places.batch_of(size)
             batch.fill([])
@@ -126,8 +126,7 @@ class CapturesAhead:
                     self._runs.gains(trees)
             elif self._wanted is not None:
                 self._runs.read_along(batch)
-            for filters in _SAMPLINGS:
-                self._runs.verify(batch, trees, filters)
-                batch.fill([])
+            self._runs.verify(batch, trees, filters)
+            batch.fill([])
 
         return run
