@@ -1,7 +1,6 @@
 """Time of paged attention in one layer, against the plain path and against what the device allows.
 
     python tools/measure_paged_attention.py --out benchmarks/FILE.json
-    python tools/measure_paged_attention.py --sweep     # other cuts of the work, beside the chosen
 
 Each cell is a pass of so many requests with trees of so many nodes over contexts of one length. The
 kernel is replayed from a captured graph over several layers, so that keys and values come from
@@ -23,17 +22,14 @@ import torch
 from torch import Tensor
 
 from fledge.contracts import provenance
-from fledge.models.attention import attend_packed
-from fledge.ops import paged_attention_triton
+from fledge.models.attention import attend_stored
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
 from fledge.ops.paged import BlockTables, TreePass, make_tree_pass
-from fledge.ops.paged_shape import PagedShape, paged_shape
 from fledge.ops.tree import TreeBatch
 
-BLOCK_SIZE = 16
-REQUESTS, NODES, CONTEXTS = (1, 8, 32, 64, 256), (1, 16, 64), (512, 4096)
+BLOCK_SIZE, TABLE_TOKENS, MOST_LAYERS = 16, 4096, 200
 CACHE_BYTES, MOST_BYTES = 300e6, 20e9
 """Keys and values of all layers: more than any cache of the device, less than its memory."""
 
@@ -50,6 +46,19 @@ class Cell:
     @property
     def rows(self) -> int:
         return self.chunk - 1 + self.nodes
+
+
+CELLS = [
+    *(Cell(requests, 1, 200) for requests in (64, 1, 8, 32, 128, 256)),
+    *(Cell(requests, 6, 350) for requests in (64, 1, 8, 32)),
+    *(Cell(requests, 25, 400) for requests in (1, 8, 64)),
+    *(Cell(requests, 64, 512) for requests in (1, 8)),
+    *(Cell(requests, 1, 4096) for requests in (1, 8, 64)),
+    *(Cell(1, 1, context) for context in (2048, 8192, 32_768)),
+    Cell(1, 1, 0, chunk=2048),
+    Cell(1, 1, 4096, chunk=2048),
+    *(Cell(requests, nodes, 400) for nodes in (2, 4) for requests in (8, 64)),
+]
 
 
 @dataclass(frozen=True)
@@ -89,15 +98,26 @@ def pass_of(cell: Cell, device: torch.device) -> TreePass:
     )
 
 
+def widened(packed: TreePass) -> TreePass:
+    """As an engine's tables are: wide enough for the longest request that may come."""
+    table_BP = packed.tables.by_window[None]
+    width = max(TABLE_TOKENS // packed.tables.block_size, -(-table_BP.shape[1] // 16) * 16)
+    wide_BP = torch.full((table_BP.shape[0], width), -1, device=table_BP.device)
+    wide_BP[:, : table_BP.shape[1]] = table_BP
+    tables = replace(packed.tables, by_window={None: wide_BP})
+    return replace(packed, tables=tables, views={})
+
+
 class Bench:
     """A pass, memory of several layers, and what goes in."""
 
     def __init__(self, cell: Cell, heads: Heads, device: torch.device) -> None:
         self.cell, self.heads = cell, heads
-        self.packed = pass_of(cell, device)
-        num_slots = self.packed.tables.by_window[None].numel() * BLOCK_SIZE
+        made = pass_of(cell, device)
+        num_slots = made.tables.by_window[None].numel() * BLOCK_SIZE
+        self.packed = widened(made)
         layer_bytes = num_slots * 2 * heads.key * heads.size * heads.dtype.itemsize
-        self.num_layers = max(1, min(32, int(CACHE_BYTES // layer_bytes) + 1))
+        self.num_layers = max(1, min(MOST_LAYERS, int(CACHE_BYTES // layer_bytes) + 1))
         self.pool = KVPool(num_slots)
         shape = (heads.key, heads.size)
         for layer in range(self.num_layers):
@@ -107,7 +127,6 @@ class Bench:
         self.query = torch.randn(
             num_rows, heads.query, heads.size, device=device, dtype=heads.dtype
         )
-        self.fresh = torch.randn(num_rows, *shape, device=device, dtype=heads.dtype)
         self.spec = AttentionSpec(heads.size**-0.5)
 
     @property
@@ -126,12 +145,10 @@ class Bench:
             self.layer(layer)
 
     def layer(self, layer: int) -> Tensor:
-        return attend_packed(
-            self.packed, self.pool, layer, self.query, self.fresh, self.fresh, self.spec
-        )
+        return attend_stored(self.packed, self.pool, layer, self.query, self.spec)
 
     def kernel_us(self, rounds: int = 5) -> float:
-        """A layer, write included, from a captured graph."""
+        """A layer, from a captured graph."""
         with choose_kernels("triton"):
             self.run()
             graph = torch.cuda.CUDAGraph()
@@ -204,55 +221,6 @@ def measure(bench: Bench, limits: tuple[float, float]) -> dict[str, Any]:
     return found
 
 
-VARIANTS: list[dict[str, int]] = [
-    {},
-    {"num_stages": 2},
-    {"num_stages": 4},
-    {"num_warps": 2},
-    {"num_warps": 8},
-    {"keys": 32},
-    {"keys": 128, "num_stages": 2},
-    {"tile": 64},
-    {"num_splits": 2},
-    {"num_splits": 4},
-    {"num_splits": 8},
-    {"num_splits": 16},
-    {"num_splits": 32},
-]
-SWEPT = [
-    Cell(1, 1, 4096),
-    Cell(1, 64, 4096),
-    Cell(8, 16, 4096),
-    Cell(64, 1, 512),
-    Cell(64, 1, 4096),
-    Cell(1, 1, 32_768),
-    Cell(1, 1, 2048, chunk=2048),
-]
-
-
-def sweep(cell: Cell, heads: Heads, device: torch.device) -> list[dict[str, Any]]:
-    """The same cell with the work cut in other ways; what does not fit the device is left out."""
-    found = []
-    bench = Bench(cell, heads, device)
-    for variant in VARIANTS:
-
-        def changed(*args: Any, variant: dict[str, int] = variant, **kwargs: Any) -> PagedShape:
-            shape = paged_shape(*args, **kwargs)
-            rows_each = variant.get("tile", shape.tile) // kwargs["group"]
-            num_tiles = bench.packed.num_tokens // rows_each + bench.cell.requests
-            return replace(shape, **{"num_tiles": num_tiles, **variant})
-
-        paged_attention_triton.paged_shape = changed
-        try:
-            found.append({**vars(cell), **variant, "kernel_us": round(bench.kernel_us(3), 1)})
-            say(f"  {variant or 'as chosen'}: {found[-1]['kernel_us']} us")
-        except Exception as error:
-            say(f"  {variant}: {type(error).__name__}")
-        finally:
-            paged_attention_triton.paged_shape = paged_shape
-    return found
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -260,7 +228,7 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--sweep", action="store_true", help="other cuts of the work")
+    parser.add_argument("--budget-s", type=float, default=600.0, help="no new cell after it")
     parser.add_argument("--heads", default="32,8,128", help="query heads, key heads, head size")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--commit", help="where the tree is not a checkout")
@@ -269,24 +237,20 @@ def main() -> None:
     heads = Heads(*(int(one) for one in args.heads.split(",")), getattr(torch, args.dtype))
     limits = device_limits(heads.dtype)
     say(f"copies {limits[0] / 1e12:.2f} TB/s, products {limits[1] / 1e12:.0f} TFLOP/s")
-    cells = [Cell(r, n, c) for c in CONTEXTS for n in NODES for r in REQUESTS]
-    cells += [Cell(1, 1, 0, chunk=2048), Cell(1, 1, 4096, chunk=2048), Cell(1, 1, 32_768)]
-    results, swept = [], []
+    results = []
     started = time.perf_counter()
-    for cell in [] if args.sweep else cells:
+    for cell in CELLS:
+        if time.perf_counter() - started > args.budget_s:
+            break
         results.append(measure(Bench(cell, heads, device), limits))
         say(f"{time.perf_counter() - started:5.0f} s  {json.dumps(results[-1])}")
-        torch.cuda.empty_cache()
-    for cell in SWEPT if args.sweep else []:
-        say(f"{time.perf_counter() - started:5.0f} s  {cell}")
-        swept += sweep(cell, heads, device)
         torch.cuda.empty_cache()
     document = {
         "heads": args.heads,
         "dtype": args.dtype,
         "copy_bytes_per_s": round(limits[0]),
         "product_operations_per_s": round(limits[1]),
-        "layer": results or swept,
+        "layer": results,
         "provenance": provenance.collect(device=torch.cuda.get_device_name(), commit=args.commit),
     }
     print(json.dumps(document["layer"]))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure_paged_attention import Cell, Heads, device_limits, pass_of, say, timed_us
+from measure_paged_attention import Cell, Heads, device_limits, pass_of, say, timed_us, widened
 from torch import Tensor
 
 from fledge.contracts import provenance
@@ -28,11 +28,10 @@ from fledge.ops import paged_attention_triton
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
-from fledge.ops.paged import TreePass
 from fledge.ops.paged_shape import PagedShape, _tiles, paged_shape
 
 LLAMA_8B, SMOLLM2, QWEN = "32,8,128", "9,3,64", "12,2,128"
-CACHE_BYTES, MOST_LAYERS, TABLE_TOKENS = 200e6, 200, 4096
+CACHE_BYTES, MOST_LAYERS = 200e6, 200
 MOST_DIFFERENCE = 1e-2
 
 Variant = dict[str, Any]
@@ -44,18 +43,15 @@ def shape_of(tile: int, keys: int, warps: int, stages: int, registers: int | Non
 
 
 SMALL = (
+    (32, 2, 3, 168),
+    (32, 1, 3, None),
+    (16, 2, 4, 128),
     (32, 4, 3, 128),
     (32, 4, 3, None),
     (64, 4, 2, 128),
-    (64, 4, 3, None),
-    (64, 8, 3, None),
-    (32, 4, 4, 128),
-    (64, 4, 2, None),
-    (32, 2, 3, None),
-    (128, 4, 2, None),
-    (128, 8, 2, None),
+    (64, 8, 3, 128),
 )
-FEW, LARGE = SMALL[:5], ((64, 8, 3, None), (64, 4, 2, None), (32, 4, 3, None), (64, 8, 2, None))
+FEW, LARGE = SMALL[2:5], ((64, 8, 3, None), (64, 4, 2, None), (32, 4, 3, None), (64, 8, 2, None))
 
 
 @dataclass(frozen=True)
@@ -79,35 +75,35 @@ class Regime:
 REGIMES = [
     Regime(LLAMA_8B, 64, 1, 200, (16,), SMALL),
     Regime(LLAMA_8B, 64, 6, 350, (32,), SMALL),
-    Regime(LLAMA_8B, 1, 1, 200, (16,), SMALL, (1, 4)),
-    Regime(LLAMA_8B, 8, 6, 350, (32,), SMALL, (1, 2, 4, 8)),
-    Regime(LLAMA_8B, 32, 1, 200, (16,), SMALL, (1, 2)),
-    Regime(LLAMA_8B, 32, 6, 350, (32,), SMALL, (1, 2)),
     Regime(LLAMA_8B, 128, 1, 200, (16,), SMALL),
+    Regime(LLAMA_8B, 8, 6, 350, (32,), SMALL, (1, 2, 4)),
+    Regime(LLAMA_8B, 1, 1, 200, (16,), SMALL, (1, 4)),
+    Regime(LLAMA_8B, 32, 6, 350, (32,), SMALL),
     Regime(LLAMA_8B, 256, 1, 200, (16,), SMALL),
-    Regime(LLAMA_8B, 8, 1, 200, (16,), SMALL, (1, 2, 4, 8)),
+    Regime(LLAMA_8B, 32, 1, 200, (16,), SMALL),
+    Regime(LLAMA_8B, 1, 1, 8192, (16,), SMALL, (8, 16, 32)),
+    Regime(LLAMA_8B, 8, 25, 400, (128, 64), LARGE, (1, 2)),
+    Regime(LLAMA_8B, 32, 1, 2048, (16,), SMALL),
+    Regime(LLAMA_8B, 8, 1, 200, (16,), SMALL, (1, 2, 4)),
     Regime(LLAMA_8B, 1, 6, 350, (32,), SMALL, (1, 4, 8)),
-    Regime(SMOLLM2, 64, 1, 200, (16,), FEW, (1, 2)),
-    Regime(SMOLLM2, 64, 6, 350, (32,), FEW, (1, 2)),
+    Regime(LLAMA_8B, 64, 1, 8192, (16,), SMALL),
+    Regime(LLAMA_8B, 8, 6, 2048, (32,), SMALL, (1, 4)),
+    Regime(LLAMA_8B, 1, 1, 2048, (16,), SMALL, (4, 8, 16)),
+    Regime(SMOLLM2, 64, 1, 200, (16,), FEW),
+    Regime(SMOLLM2, 64, 6, 350, (32,), FEW),
     Regime(SMOLLM2, 1, 1, 200, (16,), FEW, (1, 4)),
     Regime(SMOLLM2, 1, 6, 350, (32,), FEW, (1, 4, 8)),
-    Regime(LLAMA_8B, 1, 1, 2048, (16,), SMALL, (4, 8, 16, 32)),
-    Regime(LLAMA_8B, 8, 6, 2048, (32,), SMALL, (1, 4, 8)),
-    Regime(LLAMA_8B, 8, 25, 400, (128, 64), LARGE, (1, 2)),
     Regime(LLAMA_8B, 64, 25, 400, (128, 64), LARGE),
-    Regime(LLAMA_8B, 1, 1, 8192, (16,), SMALL, (8, 16, 32, 64)),
-    Regime(LLAMA_8B, 32, 1, 2048, (16,), SMALL, (1, 2, 4)),
     Regime(LLAMA_8B, 64, 2, 400),
     Regime(LLAMA_8B, 64, 4, 400),
-    Regime(LLAMA_8B, 64, 1, 8192, (16,), SMALL),
     Regime(LLAMA_8B, 1, 25, 400, (128, 64), LARGE, (1, 2, 4)),
     Regime(QWEN, 64, 1, 200),
     Regime(QWEN, 64, 6, 350, (64,), LARGE),
     Regime(QWEN, 1, 6, 2048, (64,), LARGE, (4, 8, 16, 32)),
-    Regime(LLAMA_8B, 1, 1, 32_768, (16,), SMALL[:2], (16, 32, 64)),
+    Regime(LLAMA_8B, 1, 1, 32_768, (16,), SMALL, (16, 32)),
     Regime(SMOLLM2, 256, 1, 200),
     Regime(SMOLLM2, 8, 25, 400, (128, 64), LARGE, (1, 2)),
-    Regime(SMOLLM2, 1, 1, 8192, (16,), FEW, (8, 16, 32, 64)),
+    Regime(SMOLLM2, 1, 1, 8192, (16,), FEW, (8, 16, 32)),
 ]
 
 
@@ -121,7 +117,7 @@ class Bench:
         heads, dtype = Heads(query, key, size, torch.bfloat16), torch.bfloat16
         self.heads, self.spec = heads, AttentionSpec(size**-0.5)
         made = pass_of(Cell(regime.requests, regime.rows, regime.context), device)
-        self.packed = _widened(made)
+        self.packed = widened(made)
         num_slots = made.tables.by_window[None].numel() * made.tables.block_size
         self.layer_bytes = num_slots * 2 * key * size * dtype.itemsize
         self.num_layers = int(max(1, min(most_layers, CACHE_BYTES // self.layer_bytes + 1)))
@@ -152,16 +148,6 @@ class Bench:
                     self.attend(layer)
         graph.replay()
         return timed_us(graph.replay, 5) / self.num_layers
-
-
-def _widened(packed: TreePass) -> TreePass:
-    """As an engine's tables are: wide enough for the longest request that may come."""
-    table_BP = packed.tables.by_window[None]
-    width = max(TABLE_TOKENS // packed.tables.block_size, -(-table_BP.shape[1] // 16) * 16)
-    wide_BP = torch.full((table_BP.shape[0], width), -1, device=table_BP.device)
-    wide_BP[:, : table_BP.shape[1]] = table_BP
-    tables = replace(packed.tables, by_window={None: wide_BP})
-    return replace(packed, tables=tables, views={})
 
 
 class Chosen:
@@ -224,14 +210,14 @@ def tune(regime: Regime, bandwidth: float, device: torch.device) -> list[dict[st
     return found
 
 
-def compile_share(share: int, num_shares: int, device: torch.device) -> None:
+def compile_share(share: int, num_shares: int, most: int | None, device: torch.device) -> None:
     """Runs a part of all candidates once, on short contexts."""
     asked = {
         (regime.heads, regime.rows, bool(regime.splits), json.dumps(variant)): (regime, variant)
         for regime in REGIMES
         for variant in [{}, *regime.shaped]
     }
-    for regime, variant in list(asked.values())[share::num_shares]:
+    for regime, variant in list(asked.values())[:most][share::num_shares]:
         bench = Bench(replace(regime, requests=2, context=32), device, most_layers=1)
         num_splits = 2 if regime.splits else 1
         with Chosen({"num_splits": num_splits, **variant}), choose_kernels("triton"):
@@ -241,8 +227,9 @@ def compile_share(share: int, num_shares: int, device: torch.device) -> None:
                 say(f"{variant}: {type(failure).__name__}")
 
 
-def compile_all(num_processes: int) -> None:
-    command = [sys.executable, __file__, "--processes", str(num_processes), "--share"]
+def compile_all(num_processes: int, most: int | None) -> None:
+    command = [sys.executable, __file__, "--processes", str(num_processes)]
+    command += ["--share"] if most is None else ["--most", str(most), "--share"]
     running = [subprocess.Popen([*command, str(share)]) for share in range(num_processes)]
     for one in running:
         one.wait()
@@ -253,14 +240,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--most", type=int, help="compile no more than this beforehand")
     parser.add_argument("--share", type=int, help="compile this share only")
     parser.add_argument("--commit", help="where the tree is not a checkout")
     args = parser.parse_args()
     device, started = torch.device("cuda"), time.perf_counter()
     if args.share is not None:
-        compile_share(args.share, args.processes, device)
+        compile_share(args.share, args.processes, args.most, device)
         return
-    compile_all(args.processes)
+    if args.most != 0:
+        compile_all(args.processes, args.most)
     say(f"compiled after {time.perf_counter() - started:.0f} s")
     bandwidth, _ = device_limits(torch.bfloat16)
     document: dict[str, Any] = {"copy_bytes_per_s": round(bandwidth), "attention": []}

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fledge.ops.launch_chain_triton import chained, wait_for_inputs
 from fledge.ops.paged_shape import power_of_two
 
 _COLUMNS = 1024
@@ -30,8 +31,15 @@ def gate_block(gate, up, IS_SILU: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _gate_kernel(
-    both_ptr, out_ptr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_SILU: tl.constexpr
+    both_ptr,
+    out_ptr,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    IS_SILU: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    if IS_CHAINED:
+        wait_for_inputs()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = part * COLUMNS + tl.arange(0, COLUMNS)
     is_there = columns < SIZE
@@ -57,6 +65,7 @@ def gate_rows(gate_up_TJ: Tensor, activation: str) -> Tensor:
         SIZE=size,
         COLUMNS=columns,
         IS_SILU=activation == "silu",
+        **chained(gate_up_TJ.device),
         num_warps=4,
     )
     return out_TI

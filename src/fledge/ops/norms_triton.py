@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fledge.ops.launch_chain_triton import chained, wait_for_inputs
 from fledge.ops.paged_shape import power_of_two
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def _norm_kernel(
     HAS_STREAM: tl.constexpr,
     AFTER: tl.constexpr,
     BEFORE: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    if IS_CHAINED:
+        wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_there = columns < SIZE
@@ -104,6 +108,7 @@ def add_and_norm(
         HAS_STREAM=stream_TD is not None,
         AFTER=NORM_KINDS[None if after is None else after.kind],
         BEFORE=NORM_KINDS[None if before is None else before.kind],
+        **chained(fresh_TD.device),
         num_warps=num_warps_for(size, fresh_TD.dtype),
     )
     return summed_TD, normed_TD

@@ -26,10 +26,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fledge.ops.attention import AttentionSpec
+from fledge.ops.launch_chain_triton import chained, wait_for_inputs
 from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
 from fledge.ops.paged_shape import PagedShape, paged_shape, power_of_two
 from fledge.ops.paged_splits_triton import counts_for, leave_or_join
-from fledge.ops.paged_tile_triton import extent, finish, locate, read_tile
+from fledge.ops.paged_tile_triton import extent, find_slots, finish, locate, read_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -39,7 +40,6 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
         "soft_cap",
         "window",
         "num_requests",
-        "tiles_each",
         "width",
         "level",
         "first_number",
@@ -101,6 +101,7 @@ def _attend_kernel(
     IS_FRONTIER: tl.constexpr,
     IS_LOCATED: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
     ROWS: tl.constexpr = M // GROUP
     tile, group, split = tl.program_id(0) // NUM_GROUPS, tl.program_id(0) % NUM_GROUPS, 0
@@ -122,10 +123,15 @@ def _attend_kernel(
     for number in range(begin, tl.cdiv(num_rows, ROWS), tiles_each):
         low, common, end, each, num_live = extent(
             number * ROWS, num_rows, chain, context, first, window, width, level, num_splits,
-            fewest, ROWS, N, HAS_WINDOW, IS_FRONTIER,
+            fewest, ROWS, N, HAS_WINDOW, IS_FRONTIER, IS_SPLIT,
         )  # fmt: skip
         if split < num_live:
             low += split * each
+            high = tl.minimum(low + each, end)
+            slots_N = find_slots(table_ptr + request * table_stride, low, high, PAGE, N)
+            if IS_CHAINED:
+                # Lengths and tables are older than the kernel before; queries and keys are not.
+                wait_for_inputs()
             members_M = tl.arange(0, M)
             local_M = number * ROWS + members_M // GROUP
             head_M = group * GROUP + members_M % GROUP
@@ -137,8 +143,8 @@ def _attend_kernel(
             query_MD = tl.load(query_ptrs + dims[None, :], mask=is_query_MD, other=0.0)
             position_M = tl.load(positions_ptr + row_M, mask=is_row_M, other=0).to(tl.int32)
             acc_MD, max_M, sum_M = read_tile(
-                query_MD, local_M, is_row_M, position_M, context, chain, low, common,
-                tl.minimum(low + each, end), keys_ptr + group * key_stride_g,
+                query_MD, slots_N, local_M, is_row_M, position_M, context, chain, low, common,
+                high, keys_ptr + group * key_stride_g,
                 values_ptr + group * value_stride_g, table_ptr + request * table_stride,
                 positions_ptr + start, seen_ptr + request * seen_stride_b, scale, soft_cap, window,
                 width, key_stride_s, value_stride_s, seen_stride_r, KEY_SIZE, VALUE_SIZE,
@@ -160,6 +166,9 @@ def _attend_kernel(
                     acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, place_M, is_row_M,
                     VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
                 )  # fmt: skip
+    if IS_CHAINED:
+        # Programs without keys wait too: who comes next counts on what was before this kernel.
+        wait_for_inputs()
 
 
 def attend_paged(
@@ -249,6 +258,7 @@ def _launch(
         IS_SPLIT=shape.num_splits > 1,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
+        **chained(query_THD.device),
         **limit,
     )
 

@@ -13,8 +13,11 @@ import torch
 from fledge.ops.paged_rows import FrontierRows, PagedRows
 
 _MOST_SPLITS = 32
-_FEWEST_KEYS = 256
+_FEWEST_KEYS = 128
 """Keys of a split: fewer are not worth waiting for each other."""
+
+_NO_MORE = 1 << 30
+"""Tiles to the next of a program that has only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,9 @@ def paged_shape(
     tile = power_of_two(-(-rows.num_rows // rows.num_requests) * group)
     tile = max(16, power_of_two(group), min(tile, largest))
     num_tiles, tiles_each, is_located = _tiles(rows, tile // group)
-    wanted = device.num_processors * (1 if tile >= 64 else 4)
+    # Small tiles need little room, so that several fit on a processor at once. More than two would
+    # be faster only if all had keys: a program without any still takes its turn.
+    wanted = device.num_processors * (1 if tile >= 64 else 2)
     capacity = rows.table_BP.shape[1] * rows.block_size
     most_splits = min(_MOST_SPLITS, -(-capacity // _FEWEST_KEYS))
     num_splits = min(wanted // (num_tiles * num_groups), most_splits)
@@ -110,5 +115,5 @@ def _tiles(rows: PagedRows, rows_each: int) -> tuple[int, int, bool]:
         tiles_each = -(-rows.num_rows // (rows.num_requests * rows_each))
     else:
         num_tiles = rows.num_rows // rows_each + rows.num_requests
-        return num_tiles, num_tiles, True
+        return num_tiles, _NO_MORE, True
     return rows.num_requests * tiles_each, tiles_each, False

@@ -43,6 +43,7 @@ def extent(
     N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
 ):
     """Numbers a tile reads, from `low` to `end`; up to `common` every row of it sees them all.
 
@@ -59,9 +60,12 @@ def extent(
     low = first
     if HAS_WINDOW:
         low = tl.maximum(low, oldest - window + 1)
-    num_live = tl.maximum(tl.minimum(tl.cdiv(end - low, fewest), num_splits), 1)
-    each = tl.cdiv(tl.cdiv(end - low, num_live), N) * N
-    return low, common, end, each, tl.cdiv(end - low, each)
+    each, num_live = end - low, 1
+    if IS_SPLIT:
+        num_live = tl.maximum(tl.minimum(tl.cdiv(end - low, fewest), num_splits), 1)
+        each = tl.cdiv(tl.cdiv(end - low, num_live), N) * N
+        num_live = tl.cdiv(end - low, each)
+    return low, common, end, each, num_live
 
 
 @triton.jit
@@ -106,8 +110,10 @@ def is_visible(
 
 
 @triton.jit
-def find_slots(table_ptr, numbers_N, is_key_N, PAGE: tl.constexpr):
-    blocks_N = tl.load(table_ptr + numbers_N // PAGE, mask=is_key_N, other=0)
+def find_slots(table_ptr, begin, high, PAGE: tl.constexpr, N: tl.constexpr):
+    """Slots of the numbers from `begin` on that are below `high`."""
+    numbers_N = begin + tl.arange(0, N)
+    blocks_N = tl.load(table_ptr + numbers_N // PAGE, mask=numbers_N < high, other=0)
     return blocks_N.to(tl.int64) * PAGE + numbers_N % PAGE
 
 
@@ -195,6 +201,7 @@ def read_span(
     max_M,
     sums,
     query_MD,
+    slots_N,
     local_M,
     is_row_M,
     position_M,
@@ -228,14 +235,15 @@ def read_span(
     SUMS_COLUMNS: tl.constexpr,
     IS_FULL: tl.constexpr,
 ):
-    """Keys from `low` to `high`, all of them seen and steps whole if it is full."""
-    numbers_N = low + tl.arange(0, N)
-    # Blocks are looked up a step ahead, so that keys and values can be fetched ahead as well.
-    slots_N = find_slots(table_ptr, numbers_N, numbers_N < high, PAGE)
+    """Keys from `low` to `high`, all of them seen and steps whole if it is full.
+
+    `slots_N` are those of the first step.
+    """
     for begin in range(low, high, N):
         numbers_N = begin + tl.arange(0, N)
         is_key_N = numbers_N < high
-        next_slots_N = find_slots(table_ptr, numbers_N + N, numbers_N + N < high, PAGE)
+        # Blocks are looked up a step ahead, so that keys and values can be fetched ahead as well.
+        next_slots_N = find_slots(table_ptr, begin + N, high, PAGE, N)
         keys_ND = load_rows(keys_ptr, slots_N, is_key_N, key_stride, KEY_SIZE, KEY_BLOCK, IS_FULL)
         scores_MN = score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP)
         if not IS_FULL:  # noqa: SIM102 (known when the kernel is compiled)
@@ -257,6 +265,7 @@ def read_span(
 @triton.jit
 def read_tile(
     query_MD,
+    slots_N,
     local_M,
     is_row_M,
     position_M,
@@ -301,15 +310,15 @@ def read_tile(
             # A loop without masks is faster, and one after another only costs small tiles time.
             full = low + tl.maximum(tl.minimum(common, high) - low, 0) // N * N
             acc_MD, max_M, sums = read_span(
-                acc_MD, max_M, sums, query_MD, local_M, is_row_M, position_M, context, chain,
-                low, common, full, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
+                acc_MD, max_M, sums, query_MD, slots_N, local_M, is_row_M, position_M, context,
+                chain, low, common, full, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
                 scale, soft_cap, window, width, key_stride, value_stride, seen_stride,
                 KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N, HAS_SEEN, HAS_WINDOW,
                 HAS_SOFT_CAP, IS_FRONTIER, SUMS_COLUMNS, True,
             )  # fmt: skip
-            low = full
+            low, slots_N = full, find_slots(table_ptr, full, high, PAGE, N)
     acc_MD, max_M, sums = read_span(
-        acc_MD, max_M, sums, query_MD, local_M, is_row_M, position_M, context, chain,
+        acc_MD, max_M, sums, query_MD, slots_N, local_M, is_row_M, position_M, context, chain,
         low, common, high, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
         scale, soft_cap, window, width, key_stride, value_stride, seen_stride,
         KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N, HAS_SEEN, HAS_WINDOW,

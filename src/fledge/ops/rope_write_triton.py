@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fledge.ops.launch_chain_triton import call_next, chained, wait_for_inputs
 from fledge.ops.norms_triton import NORM_KINDS, scale_normed
 from fledge.ops.paged_shape import power_of_two
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from fledge.ops.rope_write import HeadLayout, Rotation
 
 
-_ENOUGH_WARPS = 4096
-"""More than the processors of any device run at once."""
+_MANY_HEADS = 2048
+"""Of all rows, from which on programs of several warps are faster."""
 
 
 @triton.jit
@@ -40,7 +41,11 @@ def _rotate_kernel(
     KIND: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
     HAS_VALUES: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    if IS_CHAINED:
+        wait_for_inputs()
+        call_next()
     TURNED: tl.constexpr = HEADS + KV_HEADS
     row, dims = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)[None, :]
     head = (tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE))[:, None]
@@ -117,18 +122,14 @@ def rotate_rows(
         KIND=NORM_KINDS[None if norm is None else norm.kind],
         HAS_SLOTS=slots_T is not None,
         HAS_VALUES=values is not None,
+        **chained(product_TE.device),
         num_warps=num_warps,
     )
     return query_THD
 
 
 def _heads_at_once(num_rows: int, num_heads: int, size: int) -> tuple[int, int]:
-    """Heads of a program, and its warps: a thread has eight numbers of each half, if rows are many.
-
-    Only counts that a captured pass keeps go in.
-    """
+    """Heads of a program, and its warps: a thread has eight numbers of each half of a head."""
     of_warp = max(1, 256 // power_of_two(size // 2))
-    num_warps = min(4, power_of_two(triton.cdiv(num_heads, of_warp)))
-    if num_rows * num_heads <= _ENOUGH_WARPS:
-        return max(1, of_warp // 4), 1
+    num_warps = 4 if num_rows * num_heads > _MANY_HEADS else 1
     return of_warp * num_warps, num_warps

@@ -93,7 +93,7 @@ def compiled(
 def attention(size: int, **changes: object) -> dict[str, object]:
     block = max(16, 1 << (size - 1).bit_length())
     others = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_SINKS", "IS_FRONTIER", "IS_LOCATED", "IS_SPLIT")
-    facts = {"HAS_SEEN": True, **dict.fromkeys(others, False)}
+    facts = {"HAS_SEEN": True, **dict.fromkeys(others, False), "IS_CHAINED": True}
     sizes = {"KEY_SIZE": size, "VALUE_SIZE": size, "KEY_BLOCK": block, "VALUE_BLOCK": block}
     return {"NUM_GROUPS": 3, "GROUP": 3, "PAGE": 16, "REQUESTS": 32, **sizes, **facts, **changes}
 
@@ -106,7 +106,7 @@ def main() -> None:
     compiled("small tiles", attend, attention(64, **SMALL), "bf16", HOPPER)
     frontier = attention(96, **SMALL, **everything, IS_FRONTIER=True, IS_SPLIT=True)
     compiled("a frontier with everything", attend, frontier, "bf16", HOPPER)
-    compiled("half tiles", attend, attention(64, **HALVES), "fp16", GRAPHICS)
+    compiled("half tiles", attend, attention(64, **HALVES, IS_CHAINED=False), "fp16", GRAPHICS)
     sizes = {"FIRST_WIDTH": 384, "FIRST_SIZE": 96, "SECOND_WIDTH": 384, "SECOND_SIZE": 96}
     compiled("write", kv_triton._write_kernel, {**sizes, "COLUMNS": 512}, "bf16", HOPPER)
     moves = {"ELEMENT": tl.int64, "MOVES": 8, "COLUMNS": 512}
@@ -126,13 +126,14 @@ def main() -> None:
 
 def compile_layers() -> None:
     """The pointwise work of a decoder layer, and the products of experts."""
-    norm = {"SIZE": 4096, "BLOCK": 4096, "HAS_STREAM": True, "AFTER": 3, "BEFORE": 1}
+    norm = {"SIZE": 4096, "BLOCK": 4096, "AFTER": 3, "BEFORE": 1}
+    norm |= dict.fromkeys(("HAS_STREAM", "IS_CHAINED"), True)
     compiled("norm", norms_triton._norm_kernel, {**norm, "num_warps": 8}, "bf16", HOPPER)
-    gate = {"SIZE": 14336, "COLUMNS": 1024, "IS_SILU": False}
+    gate = {"SIZE": 14336, "COLUMNS": 1024, "IS_SILU": False, "IS_CHAINED": True}
     compiled("gate", gated_triton._gate_kernel, gate, "bf16", HOPPER)
     heads = {"HEADS": 9, "KV_HEADS": 3, "SIZE": 96, "HALF": 48, "BLOCK": 64}
-    asked = {"AT_ONCE": 16, "KIND": 1, "HAS_SLOTS": True, "HAS_VALUES": True}
-    rotate = {**heads, **asked, "num_warps": 4}
+    asked = {"AT_ONCE": 16, "KIND": 1, **dict.fromkeys(("HAS_SLOTS", "HAS_VALUES"), True)}
+    rotate = {**heads, **asked, "IS_CHAINED": True, "num_warps": 4}
     compiled("rotate", rope_write_triton._rotate_kernel, rotate, "bf16", HOPPER)
     joined = {"SIZE": 2880, "BLOCK": 4096, "KIND": 1, "KEEPS_NORMED": True, "num_warps": 8}
     compiled("inputs of a head", head_input_triton._join_kernel, joined, "bf16", HOPPER)
