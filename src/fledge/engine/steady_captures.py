@@ -1,8 +1,8 @@
 """Cycles and passes over prompts captured before the first request, on places that nobody has.
 
 A size that comes up for the first time is compiled and captured while its requests wait, a tenth of
-a second to two. Here likely sizes come first, and the larger ones before the smaller: these then
-find room in what those have set free.
+a second to two. Here the largest comes first, so that all others find room in what it has set free,
+then the small ones, which a server sees first.
 """
 
 import time
@@ -94,13 +94,13 @@ class CapturesAhead:
         return None
 
     def _jobs(self) -> Iterator[Callable[[], None]]:
-        """Prompts first: what they leave is what drafting reads. Then cycles, large ones first, all
-        of it for greedy requests before sampled ones; prompts that a head does not read are last.
+        """Prompts first: what they leave is what drafting reads. Then cycles, all of it for greedy
+        requests before sampled ones; prompts that a head does not read are last.
         """
         for filters in _SAMPLINGS:
             yield from self._readings(filters, with_head=self._wanted is not None)
             most = batch_size(self._settings.max_requests)
-            for size in [most, *(size for size in reversed(_SIZES) if size < most)]:
+            for size in [most, *(size for size in _SIZES if size < most)]:
                 for plan in (PLAIN, *(self._wanted(size) if self._wanted is not None else ())):
                     yield self._cycle(size, plan, filters)
         if self._wanted is not None:

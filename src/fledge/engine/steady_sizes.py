@@ -20,6 +20,9 @@ _LIKELY_SHARE = 0.25
 takes most of it."""
 
 _RATE = 0.2
+_FEW_PLACES, _MOST_TIMES = 16, 4
+"""Places that cost next to nothing, and over those of a size of their own, what a batch that begins
+may have."""
 _KINDS_PER_SIZE = 2
 """Drafting and verifying."""
 
@@ -38,9 +41,10 @@ class SteadySizes:
         ready = self._runs.sizes(is_drafting=is_drafting)
         if not self._graphs.is_capturing or own in ready or self._is_due(own, is_drafting):
             return own
-        larger = [size for size in ready if size >= num_requests]
-        if larger:
-            return min(larger)
+        larger = min((size for size in ready if size >= num_requests), default=0)
+        # A batch that shrinks may be about to end; one that begins should not pay for many places.
+        if larger and (now >= num_requests or larger <= max(_FEW_PLACES, _MOST_TIMES * own)):
+            return larger
         return now if now >= num_requests else own
 
     def observe(self, got: Collected) -> None:

@@ -126,3 +126,19 @@ def test_a_pause_of_drafting_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert engine._cycle.ahead.num_drains == 0
     assert engine.stats.num_drafts > 0
     engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "now", "expected"),
+    [(3, 0, 4), (9, 0, 12), (200, 0, 256), (3, 256, 4), (5, 256, 256), (300, 256, 384)],
+)
+def test_sizes_of_batches(
+    monkeypatch: pytest.MonkeyPatch, num_requests: int, now: int, expected: int
+) -> None:
+    """Captured ones where they fit, but few requests do not begin with many places."""
+    _, target = pair("llama")
+    engine = Engine(target, settings=settings(max_requests=4))
+    capturing(engine, monkeypatch)
+    steady = engine._cycle.ahead.steady
+    monkeypatch.setattr(steady._runs, "sizes", lambda *, is_drafting: {4, 256})
+    assert steady._sizes.pick(num_requests, is_drafting=False, now=now) == expected

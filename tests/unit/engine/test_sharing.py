@@ -4,7 +4,6 @@ Catches answers lost because another caller's step finished them, answers counte
 that is changed under the hands of the engine that uses it.
 """
 
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from fledge import Engine, SamplingParams
 from fledge.contracts.errors import RequestError
 from fledge.models.target import Target
 from fledge.testing import ScriptedDrafter, draw_wide, target_of, tiny_head, tiny_model
+from tests.warm_programs import WarmPrograms
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +114,14 @@ def test_a_head_of_mixed_precision_is_made_one(target: Target) -> None:
     assert completion.token_ids == _alone(target, [5, 6], 4)
 
 
-def test_a_stream_left_open_does_not_break_the_end_of_the_program() -> None:
+def test_a_stream_left_open_does_not_break_the_end_of_the_program(warm: WarmPrograms) -> None:
     program = (
         "from fledge import Engine, SamplingParams\n"
         "from fledge.testing import target_of, tiny_model\n"
         "stream = Engine(target_of(tiny_model())).stream([5], SamplingParams(max_tokens=9))\n"
         "next(stream)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = warm.run([sys.executable, "-c", program], text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

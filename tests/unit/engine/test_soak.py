@@ -18,6 +18,6 @@ def _load_tool(name: str) -> ModuleType:
 
 
 def test_hundreds_of_requests_leave_nothing_behind() -> None:
-    result = _load_tool("soak").soak(120, seed=1)
-    assert result["distinct_answers_checked"] > 30
+    result = _load_tool("soak").soak(80, seed=1)
+    assert result["distinct_answers_checked"] > 20
     assert result["stats"]["num_preemptions"] > 0
