@@ -30,9 +30,9 @@ _NEEDED_BY_ENGINES = (
     "vllm.v1.attention.backends.flash_attn",
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.llama_eagle3",
-    "vllm.compilation.backends",
     "vllm.model_executor.warmup.kernel_warmup",
 )
+"""Not the compiler's: FlashInfer, which it loads, starts CUDA."""
 
 
 def say(text: str) -> None:
@@ -49,7 +49,9 @@ def load_libraries() -> Any:
         for name in _NEEDED_BY_ENGINES:
             with contextlib.suppress(ImportError):  # other versions call them otherwise
                 importlib.import_module(name)
-        assert not torch.cuda.is_initialized(), "a fork could not use the device"
+        if torch.cuda.is_initialized():  # forks could not use it, and vLLM would not notice
+            say("a library has started CUDA: engines load theirs anew")
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     return vllm
 
 
