@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fledge.contracts.data_settings import check_penalty
 from fledge.contracts.errors import ConfigError
 
 Arrivals = Literal["poisson", "constant"]
@@ -42,6 +43,9 @@ class BenchSettings:
     """Longest answer."""
 
     temperature: float = 0.0
+    repetition_penalty: float | None = None
+    """1 for none; left out, what the server or the target does by itself."""
+
     ignore_eos: bool = False
     """Have every answer go on to `max_tokens`; not every server can."""
 
@@ -89,6 +93,7 @@ class BenchSettings:
             )
         if not 0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature}; it must be 0 or positive.")
+        check_penalty(self.repetition_penalty)
         if not 0 < self.timeout_s < math.inf:
             raise ConfigError(f"timeout_s is {self.timeout_s}; it must be positive.")
         self._check_load()

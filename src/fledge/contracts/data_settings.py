@@ -37,6 +37,11 @@ def check_range(name: str, value: float, low: float, high: float | None = None) 
         raise ConfigError(f"{name} is {value}; it must be {limit}.")
 
 
+def check_penalty(value: float | None) -> None:
+    if value is not None:
+        check_range("repetition_penalty", value, 0.01, 100)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
     """One source of conversations."""
@@ -213,6 +218,9 @@ class RegenerateSettings:
     """One is chosen per row by its id, evenly."""
 
     top_p: float = 1.0
+    repetition_penalty: float | None = None
+    """1 for none; left out, what the target's generation_config.json asks for."""
+
     max_tokens: int = 1024
     seed: int = 0
     keep_truncated: bool = True
@@ -233,6 +241,7 @@ class RegenerateSettings:
         for temperature in self.temperatures:
             check_range("a temperature", temperature, 0, 5)
         check_range("top_p", self.top_p, 0.01, 1)
+        check_penalty(self.repetition_penalty)
         for name in ("answers", "max_tokens", "concurrency"):
             check_range(name, getattr(self, name), 1)
         if self.answers > len(self.temperatures) and 0 in self.temperatures:

@@ -53,6 +53,7 @@ def load_recipe(path: Path | None, assignments: Sequence[str] = ()) -> Recipe:
         recipe,
         select=replace(recipe.select, suites=_found(path.parent, recipe.select.suites)),
         tune=replace(recipe.tune, suites=_found(path.parent, recipe.tune.suites)),
+        bench=replace(recipe.bench, prompts=_found(path.parent, [recipe.bench.prompts])[0]),
     )
 
 

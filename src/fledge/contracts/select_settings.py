@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fledge.contracts.data_settings import check_range
+from fledge.contracts.data_settings import check_penalty, check_range
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.settings import CONTROLLERS, ControllerName, TreeSettings
 
@@ -21,6 +21,9 @@ class SelectSettings:
     """Longest answer."""
 
     temperature: float = 0.0
+    repetition_penalty: float | None = None
+    """1 for none; left out, what the target's generation_config.json asks for."""
+
     seed: int = 0
     """Of sampled answers, of the order of prompts, and of the intervals."""
 
@@ -49,6 +52,7 @@ class SelectSettings:
         check_range("prompts", self.prompts, 0)
         check_range("max_tokens", self.max_tokens, 2)
         check_range("temperature", self.temperature, 0)
+        check_penalty(self.repetition_penalty)
         check_range("seed", self.seed, 0)
         check_range("concurrency", self.concurrency, 1, 1024)
         check_range("repeats", self.repeats, 1, 100)

@@ -23,6 +23,9 @@ class TuneSettings:
     """Longest answer."""
 
     temperature: float = 0.0
+    repetition_penalty: float | None = None
+    """1 for none; left out, what the target's generation_config.json asks for."""
+
     seed: int = 0
     """Of sampled answers, of the order of prompts, and of the intervals."""
 
@@ -84,6 +87,7 @@ class TuneSettings:
             prompts=self.prompts,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
+            repetition_penalty=self.repetition_penalty,
             seed=self.seed,
             concurrency=max(self.concurrency),
             repeats=self.repeats,

@@ -45,6 +45,7 @@ def decode_options(settings: SelectSettings) -> DecodeOptions:
     return DecodeOptions(
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
+        repetition_penalty=settings.repetition_penalty,
         seed=settings.seed,
         concurrency=settings.concurrency,
     )

@@ -24,6 +24,7 @@ def query_of(settings: BenchSettings) -> Query:
         model="",
         api=settings.api,
         temperature=settings.temperature,
+        repetition_penalty=settings.repetition_penalty,
         ignore_eos=settings.ignore_eos,
         timeout_s=settings.timeout_s,
     )

@@ -130,6 +130,7 @@ class EngineDriver:
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=self._settings.temperature,
+            repetition_penalty=self._settings.repetition_penalty,
             ignore_eos=self._settings.ignore_eos,
             seed=self._settings.seed,
         )

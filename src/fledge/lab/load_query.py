@@ -16,6 +16,7 @@ class Query:
     model: str
     api: Api = "chat"
     temperature: float = 0.0
+    repetition_penalty: float | None = None
     ignore_eos: bool = False
     timeout_s: float = 600.0
     counting: Counting = "usage"
@@ -37,6 +38,8 @@ class Query:
             document["prompt"] = prompt.text
         if self.counting == "usage":
             document["stream_options"] = {"include_usage": True}
+        if self.repetition_penalty is not None:
+            document["repetition_penalty"] = self.repetition_penalty
         if self.ignore_eos:
             document["ignore_eos"] = True
         return json.dumps(document).encode()

@@ -27,6 +27,9 @@ class DecodeOptions:
 
     max_tokens: int = 256
     temperature: float = 0.0
+    repetition_penalty: float | None = None
+    """None takes what the target asks for."""
+
     seed: int = 0
     concurrency: int = 1
     """Requests in flight: as soon as one ends, the next begins."""
@@ -57,7 +60,10 @@ class Question:
             digest = hashlib.sha256(f"{seed} {self.name} {repeat}".encode()).digest()
             seed = int.from_bytes(digest[:7])
         return SamplingParams(
-            max_tokens=options.max_tokens, temperature=options.temperature, seed=seed
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            repetition_penalty=options.repetition_penalty,
+            seed=seed,
         )
 
 

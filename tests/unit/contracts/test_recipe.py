@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.data_settings import (
     DecontaminateSettings,
     DuplicateSettings,
@@ -19,7 +20,9 @@ from fledge.contracts.data_settings import (
 )
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import DEFAULT_TARGET, Recipe, load_recipe
+from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.toml_settings import read_settings, to_plain
+from fledge.contracts.tune_settings import TuneSettings
 
 ROOT = Path(__file__).parents[3]
 RECIPE = """
@@ -182,6 +185,10 @@ def test_only_self_is_self() -> None:
         (RegenerateSettings, {"temperatures": ()}, "temperatures is empty; give at least one"),
         (RegenerateSettings, {"temperatures": (6.0,)}, "a temperature is 6.0; it must be between"),
         (RegenerateSettings, {"top_p": 0.0}, "top_p is 0.0; it must be between 0.01 and 1"),
+        (RegenerateSettings, {"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be"),
+        (SelectSettings, {"repetition_penalty": -1.0}, "repetition_penalty is -1.0; it must be"),
+        (TuneSettings, {"repetition_penalty": 101.0}, "repetition_penalty is 101.0; it must be"),
+        (BenchSettings, {"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be"),
         (RegenerateSettings, {"concurrency": 0}, "concurrency is 0; it must be at least 1"),
         (RegenerateSettings, {"retries": -1}, "retries is -1; it must be at least 0"),
         (RegenerateSettings, {"timeout_s": 0.5}, "timeout_s is 0.5; it must be at least 1"),
@@ -240,7 +247,12 @@ def test_the_example_of_the_reference_is_a_recipe(tmp_path: Path) -> None:
 def test_files_of_prompts_are_found_beside_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text('{"prompt": "hello"}\n')
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[select]\nsuites = ["own.jsonl", "builtin"]\n[tune]\nsuites = ["gsm8k"]\n')
+    recipe.write_text(
+        '[select]\nsuites = ["own.jsonl", "builtin"]\n[tune]\nsuites = ["gsm8k"]\n'
+        '[bench]\nprompts = "own.jsonl"\n'
+    )
     read = load_recipe(recipe)
+    assert read.bench.prompts == str(tmp_path / "own.jsonl")
+    assert load_recipe(recipe, ["bench.prompts=builtin"]).bench.prompts == "builtin"
     assert read.select.suites == (str(tmp_path / "own.jsonl"), "builtin")
     assert read.tune.suites == ("gsm8k",)

@@ -38,6 +38,8 @@ def body_of(question: Question, settings: RegenerateSettings, model: str) -> dic
         body["messages"] = list(question.messages)
         if question.tools:
             body["tools"] = list(question.tools)
+    if settings.repetition_penalty is not None:
+        body["repetition_penalty"] = settings.repetition_penalty
     return body | {
         "temperature": question.temperature,
         "top_p": settings.top_p,

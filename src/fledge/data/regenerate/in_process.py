@@ -97,6 +97,7 @@ class EngineAnswerer:
             max_tokens=self._settings.max_tokens,
             temperature=question.temperature,
             top_p=self._settings.top_p,
+            repetition_penalty=self._settings.repetition_penalty,
             seed=question.seed,
         )
         return self._engine.make_request(token_ids, params)
