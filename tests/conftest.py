@@ -10,8 +10,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+# Programs that tests start share few cores: threads that wait for each other would only slow them.
+# It counts for what is imported from here on.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
+
+from tests.warm_programs import WarmPrograms
 
 # A run started in the background may ignore Ctrl-C, and so would every program it tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -90,12 +96,18 @@ def language_run(
     return _made_once(tmp_path_factory, "language-run", make)
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> WarmPrograms:
+    """Starts programs that need not import torch and transformers first."""
+    keeper = os.getppid() if _is_worker() else os.getpid()
+    return WarmPrograms(_shared(tmp_path_factory), keeper)
+
+
 def _made_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
 ) -> Path:
     """A directory that all workers of a test run share; whoever comes first makes it."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = _shared(tmp_path_factory)
     with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = shared / f"{name}.done"
@@ -103,3 +115,12 @@ def _made_once(
             make(shared / name)
             done.touch()
     return shared / name
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if _is_worker() else base
+
+
+def _is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ

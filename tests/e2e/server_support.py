@@ -2,12 +2,14 @@
 
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from fledge.contracts.settings import EngineSettings
 from fledge.server.service import Service
 from fledge.server.serving import make_server, open_socket
 from fledge.server.wire import EngineChoice
+from tests.warm_programs import WarmPrograms
 
 MODEL = "tiny"
 KEY, OTHER_KEY = "first-key", "second-key"
@@ -96,10 +99,14 @@ def running_server(
     *,
     cache: Path,
     engine: EngineSettings,
+    warm: WarmPrograms | None = None,
     key: str = "none",
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """A ready server; its engine runs on one thread and has a cache of its own."""
+    """A ready server; its engine runs on one thread and has a cache of its own.
+
+    Engines of most tests start warm, or each would take seconds.
+    """
     choice = EngineChoice(
         target=str(target), head=head, dtype="auto", device="cpu", settings=engine
     )
@@ -110,6 +117,9 @@ def running_server(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLEDGE_CACHE", str(cache))
         patch.setenv("OMP_NUM_THREADS", "1")
+        if warm is not None:
+            started_warm = SimpleNamespace(**{**vars(subprocess), "Popen": warm.start})
+            patch.setattr("fledge.server.engine_link.subprocess", started_warm)
         service = Service(choice, service_settings)
         service.open_batches()
         server = make_server(service)

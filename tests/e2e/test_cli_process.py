@@ -1,7 +1,6 @@
 """The program as a process: Ctrl-C, a reader that leaves, a real terminal."""
 
 import os
-import pty
 import re
 import select
 import signal
@@ -10,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.warm_programs import WarmPrograms
 
 ENDLESS = ("--prompt", "Go on", "--max-tokens", "900000")
 
@@ -35,8 +36,11 @@ def test_interrupt_ends_with_one_line(program: list[str], roomy_target_dir: Path
     assert all(is_about_loading(line) for line in lines[:-1]), lines
 
 
-def test_reader_that_leaves_is_no_error(program: list[str], roomy_target_dir: Path) -> None:
-    process = start([*program, "generate", "--target", str(roomy_target_dir), *ENDLESS])
+def test_reader_that_leaves_is_no_error(
+    warm: WarmPrograms, program: list[str], roomy_target_dir: Path
+) -> None:
+    command = [*program, "generate", "--target", str(roomy_target_dir), *ENDLESS]
+    process = warm.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.read(1)
@@ -50,10 +54,11 @@ def test_reader_that_leaves_is_no_error(program: list[str], roomy_target_dir: Pa
 class Terminal:
     """A program on a terminal of its own."""
 
-    def __init__(self, command: list[str]) -> None:
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm"})
+    def __init__(self, warm: WarmPrograms, command: list[str]) -> None:
+        self._fd, screen = os.openpty()
+        streams = {"stdin": screen, "stdout": screen, "stderr": screen}
+        self._process = warm.start(command, env={**os.environ, "TERM": "xterm"}, **streams)
+        os.close(screen)
         self._is_over = False
 
     def type(self, text: str) -> None:
@@ -80,7 +85,7 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         """Whatever the test found, its program does not outlive it."""
         if not self._is_over:
-            os.kill(self.pid, signal.SIGKILL)
+            self._process.kill()
             self.wait()
 
     def wait(self) -> int:
@@ -91,13 +96,13 @@ class Terminal:
             pass
         os.close(self._fd)
         self._is_over = True
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._process.wait()
 
 
-def test_chat_on_a_terminal(program: list[str], roomy_target_dir: Path) -> None:
+def test_chat_on_a_terminal(warm: WarmPrograms, program: list[str], roomy_target_dir: Path) -> None:
     """Ctrl-C stops an answer and keeps the conversation; at the prompt it says how to leave."""
     chat = [*program, "chat", "--target", str(roomy_target_dir), "--max-tokens", "900000"]
-    with Terminal(chat) as terminal:
+    with Terminal(warm, chat) as terminal:
         terminal.wait_for(r"\n> ")
         terminal.type("Hello\n")
         terminal.wait_for(r"Hello\r\n(?s:.{20})")

@@ -1,7 +1,6 @@
 """`fledge train` as a user runs it, up to a head that drafts."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -14,6 +13,7 @@ from fledge.training.curves import read_curves
 from tests.e2e.conftest import RunProgram
 from tests.unit.features.capture_support import random_samples, save_corpus
 from tests.unit.training.train_support import curve
+from tests.warm_programs import WarmPrograms
 
 SMALL = {
     "epochs": 2,
@@ -70,7 +70,12 @@ def test_from_a_corpus_to_a_head_that_drafts(
 
 
 def test_from_features_after_a_kill(
-    run: RunProgram, program: list[str], tmp_path: Path, target_dir: Path, corpus: Path
+    run: RunProgram,
+    warm: WarmPrograms,
+    program: list[str],
+    tmp_path: Path,
+    target_dir: Path,
+    corpus: Path,
 ) -> None:
     """The program is killed in the middle; the same command ends with the unbroken run's curve."""
     features = tmp_path / "features"
@@ -79,12 +84,8 @@ def test_from_features_after_a_kill(
     more = settings(max_steps=24, epochs=10, held_out__every=3, held_out__decode_prompts=0)
     words = ["train", "--features", features, "--target", target_dir, *more]
     out = tmp_path / "run"
-    command = [*program, *words, "--out", out]
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+    process = warm.start(
+        [*program, *words, "--out", out], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     while len(read_curves(out)) < 6 and process.poll() is None:
         time.sleep(0.01)

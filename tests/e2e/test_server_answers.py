@@ -14,6 +14,7 @@ from fledge.contracts.outputs import Completion
 from fledge.testing import CHAT_TEMPLATE
 from tests.e2e.conftest import RunProgram
 from tests.e2e.server_support import MODEL, RunningServer, running_server
+from tests.warm_programs import WarmPrograms
 
 SETTINGS = EngineSettings(
     tree=TreeSettings(depth=3, width=3, budget=8), controller="fixed", max_requests=4
@@ -37,10 +38,10 @@ def target(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(
-    target: Path, head_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    target: Path, head_dir: Path, tmp_path_factory: pytest.TempPathFactory, warm: WarmPrograms
 ) -> Iterator[RunningServer]:
     cache = tmp_path_factory.mktemp("cache")
-    with running_server(target, head_dir, cache=cache, engine=SETTINGS) as running:
+    with running_server(target, head_dir, cache=cache, engine=SETTINGS, warm=warm) as running:
         yield running
 
 

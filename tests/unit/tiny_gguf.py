@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -16,9 +15,9 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import fledge
 from fledge.contracts.progress import Task
 from fledge.store.catalogue import Alias, number_packages
+from tests.warm_programs import WarmProgram, WarmPrograms
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INNER, NUM_LAYERS = 4, 2, 16, 64, 96, 2
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -253,17 +252,19 @@ def alias_from_json(text: str) -> Alias:
 
 
 def start_child(
-    cache: Path, alias: Alias, *, pause: str = "", limits: tuple[int, ...] = (0,)
-) -> subprocess.Popen[str]:
+    warm: WarmPrograms,
+    cache: Path,
+    alias: Alias,
+    *,
+    pause: str = "",
+    limits: tuple[int, ...] = (0,),
+) -> WarmProgram:
     """Resolve in another process, under size limits; the task labelled `pause` awaits a line."""
-    places = [str(Path(fledge.__file__).parents[1]), str(Path(__file__).parents[2])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _CHILD, str(cache), alias_to_json(alias), pause]
-    return subprocess.Popen(
+    return warm.start(
         [*command, json.dumps(limits)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
     )

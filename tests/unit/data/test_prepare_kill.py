@@ -2,7 +2,6 @@
 
 import json
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from fledge.data.prepare import prepare
 from fledge.store.manifest import read_manifest
 from tests.unit.data.kill_prepare import ROWS_PER_SAVE, run
 from tests.unit.data.prepare_support import contents, write_sources
-
-ROOT = Path(__file__).parents[3]
+from tests.warm_programs import WarmPrograms
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +24,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "out"
 
 
-def kill(base: Path, *how: object) -> dict[str, int]:
+def kill(warm: WarmPrograms, base: Path, *how: object) -> dict[str, int]:
     program = [sys.executable, "-m", "tests.unit.data.kill_prepare", base, base / "out", *how]
-    done = subprocess.run(
-        [str(word) for word in program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = warm.run(program, text=True)
     assert done.returncode == 0, done.stderr
     report: dict[str, int] = json.loads(done.stdout)
     return report
@@ -41,15 +37,20 @@ def assert_same(out: Path, unbroken: Path) -> None:
     assert read_manifest(out).fingerprint == read_manifest(unbroken).fingerprint
 
 
-def test_killed_ten_times_at_random(tmp_path: Path, unbroken: Path) -> None:
-    report = kill(tmp_path, "random", 11, 10)
-    assert report["killed"] == 10
+@pytest.mark.parametrize("num_kills", [5, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_random(
+    warm: WarmPrograms, tmp_path: Path, unbroken: Path, num_kills: int
+) -> None:
+    report = kill(warm, tmp_path, "random", 11, num_kills)
+    assert report["killed"] == num_kills
     assert report["resumed"] >= 1
     assert_same(tmp_path / "out", unbroken)
 
 
-def test_killed_at_one_flush_after_the_other(tmp_path: Path, unbroken: Path) -> None:
-    report = kill(tmp_path, "flushes")
+def test_killed_at_one_flush_after_the_other(
+    warm: WarmPrograms, tmp_path: Path, unbroken: Path
+) -> None:
+    report = kill(warm, tmp_path, "flushes")
     assert report["killed"] >= 5
     assert report["resumed"] >= 3
     assert_same(tmp_path / "out", unbroken)

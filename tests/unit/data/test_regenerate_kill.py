@@ -1,7 +1,6 @@
 """Killed at any moment: no row lost, doubled or torn, and no finished row asked again."""
 
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,16 +23,17 @@ from tests.unit.data.regenerate_support import (
     output_bytes,
     simple_rows,
 )
+from tests.warm_programs import WarmProgram, WarmPrograms
 
 CONCURRENCY = 8
-ROOT = Path(__file__).parents[3]
 QUICK_FAULTS = tuple(fault for fault in ALL_FAULTS if fault != "hang")
 """Without the one that costs a second each time."""
 
 
-def start(source: Path, out: Path, url: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.unit.data.regenerate_process"]
-    return subprocess.Popen([*command, str(source), str(out), url], cwd=ROOT)
+def start(warm: WarmPrograms, source: Path, out: Path, url: str) -> WarmProgram:
+    return warm.start(
+        [sys.executable, "-m", "tests.unit.data.regenerate_process", source, out, url]
+    )
 
 
 def finished_turns(out: Path) -> set[tuple[int, str]]:
@@ -45,7 +45,7 @@ def finished_turns(out: Path) -> set[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_kills(tmp_path: Path, num_kills: int) -> None:
+def test_kills(warm: WarmPrograms, tmp_path: Path, num_kills: int) -> None:
     chance = random.Random(8)
     source = make_source(tmp_path / "c", mixed_rows(100))
     with FlakyServer() as server:
@@ -57,7 +57,7 @@ def test_kills(tmp_path: Path, num_kills: int) -> None:
         for number in range(num_kills):
             before = finished_turns(out)
             answered = Counter(server.answered)
-            process = start(source, out, server.url)
+            process = start(warm, source, out, server.url)
             wanted = server.answered.total() + chance.randint(1, step)
             while server.answered.total() < wanted and process.poll() is None:
                 time.sleep(0.001)
@@ -70,7 +70,7 @@ def test_kills(tmp_path: Path, num_kills: int) -> None:
             after = finished_turns(out)
             assert before <= after, f"kill {number} lost an answer"
             assert_not_asked_again(server, answered, num_new=len(after - before))
-        assert start(source, out, server.url).wait(60) == 0
+        assert start(warm, source, out, server.url).wait(60) == 0
         # Answers that were on their way when the process died may be asked for once more.
         assert server.answered.total() - num_answers <= num_kills * CONCURRENCY
         assert len(server.answered) == num_answers
@@ -176,10 +176,10 @@ def test_other_work_is_refused(tmp_path: Path) -> None:
             ask(other, out, server.url)
 
 
-def test_one_writer(tmp_path: Path) -> None:
+def test_one_writer(warm: WarmPrograms, tmp_path: Path) -> None:
     source, out = make_source(tmp_path / "c", simple_rows(5)), tmp_path / "out"
     with FlakyServer(service_s=(0.3, 0.3)) as server:
-        process = start(source, out, server.url)
+        process = start(warm, source, out, server.url)
         while not server.asked:
             time.sleep(0.01)
         with pytest.raises(ArtifactError, match="another fledge process is writing"):

@@ -1,25 +1,25 @@
 """kill -9 at any moment costs time and nothing else."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fledge.features.feature_store import FeatureStore
-
-ROOT = Path(__file__).parents[3]
-NUM_KILLS = 20
+from tests.warm_programs import WarmPrograms
 
 
-def test_captures_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_kills", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_captures_killed_at_random_moments_end_with_the_same_bytes(
+    warm: WarmPrograms, tmp_path: Path, num_kills: int
+) -> None:
     program = [sys.executable, "-m", "tests.unit.features.kill_capture", tmp_path, "5"]
-    done = subprocess.run(
-        [*program, str(NUM_KILLS)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = warm.run([*program, num_kills], text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["killed"] == NUM_KILLS
-    assert told["resumed"] >= 3
+    assert told["killed"] == num_kills
+    assert told["resumed"] >= num_kills // 6
     unbroken, killed = tmp_path / "unbroken", tmp_path / "out"
     names = {path.name for path in unbroken.iterdir()}
     # A killed run may leave half a file behind under a hidden name.

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from tests.unit.features.invented_features import (
     write_features,
 )
 from tests.unit.store.object_servers import Cloud
+from tests.warm_programs import WarmPrograms
 
 LAYOUT = invent_layout()
 SAMPLES = invent_samples(LAYOUT, 12)
@@ -83,16 +84,16 @@ with FeatureWriter.open(sys.argv[1], plan, vocab_map) as writer:
 
 
 def test_a_killed_writer_is_followed_by_another(
-    cloud: Cloud, local: FeatureStore, tmp_path: Path
+    warm: WarmPrograms, cloud: Cloud, local: FeatureStore, tmp_path: Path
 ) -> None:
     address = f"{cloud.root}/killed"
     given = (invent_plan(LAYOUT), vocabulary(), local.channels, SAMPLES)
     (tmp_path / "given").write_bytes(pickle.dumps(given))
-    subprocess.run(
+    killed = warm.start(
         [sys.executable, "-c", KILLED, address, tmp_path / "given"],
         env={**os.environ, **cloud.environment},
-        check=False,
     )
+    assert killed.wait() == -signal.SIGKILL
     names = open_place(address).names()
     assert LOCK_NAME in names
     assert [name for name in names if name.startswith("shard-")] == ["shard-00000.safetensors"]

@@ -102,8 +102,8 @@ def test_second_call_does_no_work_and_damage_is_healed(alias, cache):
     assert_clean(cache, alias)
 
 
-def test_two_processes_at_once_convert_once(alias, cache):
-    child = start_child(cache, alias, pause=CONVERTING)
+def test_two_processes_at_once_convert_once(warm, alias, cache):
+    child = start_child(warm, cache, alias, pause=CONVERTING)
     assert child.stdout is not None
     assert child.stdout.readline() == "paused\n"
     recorder, found = Recorder(), []
@@ -127,8 +127,8 @@ def test_two_processes_at_once_convert_once(alias, cache):
         pytest.param(signal.SIGINT, "unpacking", FETCHING + [CONVERTING], marks=pytest.mark.slow),
     ],
 )
-def test_interrupted_run_is_continued(alias, cache, tmp_path, how, where, left):
-    child = start_child(cache, alias, pause=where)
+def test_interrupted_run_is_continued(warm, alias, cache, tmp_path, how, where, left):
+    child = start_child(warm, cache, alias, pause=where)
     assert child.stdout is not None
     assert child.stdout.readline() == "paused\n"
     child.send_signal(how)
@@ -144,11 +144,11 @@ def test_interrupted_run_is_continued(alias, cache, tmp_path, how, where, left):
 
 
 @pytest.mark.slow
-def test_size_limits_are_capacity_errors_at_every_stage(alias, cache, gguf):
+def test_size_limits_are_capacity_errors_at_every_stage(warm, alias, cache, gguf):
     """The file size limit stops pip, then the joining, then the saving; then all goes well."""
     part = (gguf.stat().st_size + 1) // 2
     limits = (part // 2, part + part // 2, 3 * part, 10**9)
-    out, err = start_child(cache, alias, limits=limits).communicate(timeout=120)
+    out, err = start_child(warm, cache, alias, limits=limits).communicate(timeout=120)
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer.get("error") for answer in answers] == ["CapacityError"] * 3 + [None], (out, err)
     assert "while downloading tiny-part1" in answers[0]["text"]

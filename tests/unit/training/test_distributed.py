@@ -20,6 +20,7 @@ from fledge.contracts.train_settings import Parallel
 from fledge.training.checkpoint import checkpoint_path, list_checkpoints
 from fledge.training.distributed import Processes, joined_processes
 from tests.unit.training.train_support import CPU, SHORT, curve, losses, run, with_optimizer
+from tests.warm_programs import WarmPrograms
 
 SETTINGS = replace(with_optimizer(SHORT, ema=0.9), max_steps=4, batch_tokens=288, hidden_noise=0.05)
 """Three micro-batches a step, so that two processes cannot share them evenly."""
@@ -27,8 +28,8 @@ SETTINGS = replace(with_optimizer(SHORT, ema=0.9), max_steps=4, batch_tokens=288
 TOLERANCE = 1e-6
 
 
-def run_torchrun(target: Path, out: Path, features: Path) -> None:
-    """The program on two processes, as a user starts it, with the settings above."""
+def words_of_train(target: Path, out: Path, features: Path) -> list[object]:
+    """The program as a user starts it, with the settings above."""
     words = {
         "max_steps": 4,
         "epochs": 2,
@@ -41,12 +42,16 @@ def run_torchrun(target: Path, out: Path, features: Path) -> None:
         "held_out.every": 2,
         "held_out.decode_prompts": 0,
     }
-    command: Sequence[object] = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2),
+    return [
         *("-m", "fledge", "train", "--features", features, "--target", target, "--out", out),
         *(part for name, value in words.items() for part in ("--set", f"train.{name}={value}")),
         *("--device", "cpu"),
     ]
+
+
+def run_torchrun(words: Sequence[object], out: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    command = [*torchrun, "--nproc-per-node", 2, *words]
     done = subprocess.run(
         [str(word) for word in command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -59,17 +64,33 @@ def run_torchrun(target: Path, out: Path, features: Path) -> None:
     assert done.stdout.strip() == str(out), "only the first process speaks"
 
 
-def run_forked(target: Path, out: Path, features: Path, parallel: Parallel) -> None:
-    """The same without two more programs to start: children that find each other as torchrun's."""
+def surroundings() -> list[dict[str, str]]:
+    """What torchrun tells two processes, so that they find each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    return [{**shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(2)]
+
+
+def run_as_torchrun(warm: WarmPrograms, words: Sequence[object], out: Path) -> None:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    programs = [
+        warm.start([sys.executable, *words], env={**os.environ, **told}, text=True, **streams)
+        for told in surroundings()
+    ]
+    said = [program.communicate(timeout=200) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], said
+    assert [stdout for stdout, _ in said] == [f"{out}\n", ""], "only the first process speaks"
+
+
+def run_forked(target: Path, out: Path, features: Path, parallel: Parallel) -> None:
+    """The same without two more programs to start."""
     children = []
-    for rank in range(2):
+    for told in surroundings():
         child = os.fork()
         if child == 0:
-            os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_PORT": f"{port}"}
-            os.environ["MASTER_ADDR"] = "127.0.0.1"
+            os.environ |= told
             exit_code = 1
             try:
                 with joined_processes(CPU) as processes:
@@ -105,11 +126,21 @@ def alone(folder: Path, tiny_target: Path, tiny_features: Path) -> Path:
     return folder / "alone"
 
 
+@pytest.mark.parametrize("is_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ddp_has_the_curve_of_one_process_which_can_go_on(
-    tmp_path: Path, tiny_target: Path, tiny_features: Path, alone: Path
+    warm: WarmPrograms,
+    tmp_path: Path,
+    tiny_target: Path,
+    tiny_features: Path,
+    alone: Path,
+    is_torchrun: bool,
 ) -> None:
     out = tmp_path / "run"
-    run_torchrun(tiny_target, out, tiny_features)
+    words = words_of_train(tiny_target, out, tiny_features)
+    if is_torchrun:
+        run_torchrun(words, out)
+    else:
+        run_as_torchrun(warm, words, out)
     check_same(out, alone)
     cut_back(out, 2)
     run(tiny_target, out, SETTINGS, features=tiny_features)
