@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix slow gpu browser engines clean distclean
+.PHONY: help setup demo test check lint types default-tests fix slow gpu browser engines clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,14 +19,22 @@ demo: setup ## watch the default target answer without and with its head
 # One process more than there are cores: many tests wait for programs they have started.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 
-test: check ## check, then the default tests, a process per core and one more
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# mypy keeps one core busy for half a minute; the others need not wait for it.
+test: lint ## check and the default tests, a process per core and one more
+	@$(MAKE) --no-print-directory --jobs=2 types default-tests
 
-check: setup ## lint, format, types, layers
+check: lint types ## lint, format, layers, types
+
+lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+types: setup
+	@$(BIN)/mypy
+
+default-tests: setup
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 fix: setup ## let ruff repair and format what it can
 	@$(BIN)/ruff check --fix .
