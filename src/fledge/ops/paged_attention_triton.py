@@ -27,10 +27,11 @@ from torch import Tensor
 
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.launch_chain_triton import chained, wait_for_inputs
+from fledge.ops.paged_extent_triton import extent, lengths_of, locate
 from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
 from fledge.ops.paged_shape import PagedShape, paged_shape, power_of_two
 from fledge.ops.paged_splits_triton import counts_for, leave_or_join
-from fledge.ops.paged_tile_triton import extent, find_slots, finish, locate, read_tile
+from fledge.ops.paged_tile_triton import find_slots, finish, load_rows, read_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -104,21 +105,16 @@ def _attend_kernel(
     IS_CHAINED: tl.constexpr,
 ):
     ROWS: tl.constexpr = M // GROUP
-    tile, group, split = tl.program_id(0) // NUM_GROUPS, tl.program_id(0) % NUM_GROUPS, 0
-    if IS_SPLIT:
-        split = tl.program_id(1)
+    place, split = tl.program_id(0), tl.program_id(1)
+    tile, group = place // NUM_GROUPS, place % NUM_GROUPS
     if IS_LOCATED:
         request, begin = locate(tile, starts_ptr, num_requests, ROWS, REQUESTS)
     else:
         request, begin = tile // tiles_each, tile % tiles_each
     context = tl.load(context_ptr + request).to(tl.int32)
-    if IS_FRONTIER:
-        start, num_rows, chain, first = request * width, width, 0, first_number
-    else:
-        start = tl.load(starts_ptr + request).to(tl.int32)
-        num_rows = tl.load(num_rows_ptr + request).to(tl.int32)
-        chain = tl.load(chain_ptr + request).to(tl.int32)
-        first = tl.load(first_ptr + request).to(tl.int32)
+    start, num_rows, chain, first = lengths_of(
+        request, starts_ptr, num_rows_ptr, chain_ptr, first_ptr, width, first_number, IS_FRONTIER
+    )
     # A request may bring more rows than the host counted on: its programs go on.
     for number in range(begin, tl.cdiv(num_rows, ROWS), tiles_each):
         low, common, end, each, num_live = extent(
@@ -137,21 +133,20 @@ def _attend_kernel(
             head_M = group * GROUP + members_M % GROUP
             is_row_M = (local_M < num_rows) & (members_M < ROWS * GROUP)
             row_M = (start + local_M).to(tl.int64)
-            dims = tl.arange(0, KEY_BLOCK)
-            query_ptrs = query_ptr + (row_M * query_stride_t + head_M * query_stride_h)[:, None]
-            is_query_MD = is_row_M[:, None] & (dims < KEY_SIZE)[None, :]
-            query_MD = tl.load(query_ptrs + dims[None, :], mask=is_query_MD, other=0.0)
+            query_MD = load_rows(
+                query_ptr + head_M[:, None] * query_stride_h, row_M, is_row_M, query_stride_t,
+                KEY_SIZE, KEY_BLOCK, False,
+            )  # fmt: skip
             position_M = tl.load(positions_ptr + row_M, mask=is_row_M, other=0).to(tl.int32)
             acc_MD, max_M, sum_M = read_tile(
                 query_MD, slots_N, local_M, is_row_M, position_M, context, chain, low, common,
-                high, keys_ptr + group * key_stride_g,
-                values_ptr + group * value_stride_g, table_ptr + request * table_stride,
-                positions_ptr + start, seen_ptr + request * seen_stride_b, scale, soft_cap, window,
-                width, key_stride_s, value_stride_s, seen_stride_r, KEY_SIZE, VALUE_SIZE,
-                KEY_BLOCK, VALUE_BLOCK, PAGE, M, N, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER,
+                high, keys_ptr + group * key_stride_g, values_ptr + group * value_stride_g,
+                table_ptr + request * table_stride, positions_ptr + start,
+                seen_ptr + request * seen_stride_b, scale, soft_cap, window, width, key_stride_s,
+                value_stride_s, seen_stride_r, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE,
+                M, N, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER,
             )  # fmt: skip
             place_M = row_M * (NUM_GROUPS * GROUP) + head_M
-            is_alone = num_live == 1
             if IS_SPLIT:  # noqa: SIM102 (known when the kernel is compiled)
                 if num_live > 1:
                     # Tiles of a pass are counted as `locate` does: each has its own number.
@@ -161,7 +156,7 @@ def _attend_kernel(
                         sum_ptr, counts_ptr + counted, place_M, is_row_M, split, num_live,
                         num_splits, M, VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
                     )  # fmt: skip
-            if is_alone:
+            if num_live == 1:
                 finish(
                     acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, place_M, is_row_M,
                     VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
@@ -210,7 +205,6 @@ def _launch(
     else:
         tree = rows.rows
     num_groups, value_size = values_SGD.shape[1:]
-    limit = {} if shape.registers is None else {"maxnreg": shape.registers}
     _attend_kernel[(shape.num_tiles * num_groups, shape.num_splits)](
         query_THD,
         keys_SGD,
@@ -256,10 +250,8 @@ def _launch(
         IS_FRONTIER=isinstance(rows.rows, FrontierRows),
         IS_LOCATED=shape.is_located,
         IS_SPLIT=shape.num_splits > 1,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
         **chained(query_THD.device),
-        **limit,
+        **shape.options,
     )
 
 

@@ -48,6 +48,12 @@ class PagedShape:
     fewest: int
     """Keys of each of them."""
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told."""
+        told = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return told if self.registers is None else {**told, "maxnreg": self.registers}
+
 
 def power_of_two(count: int) -> int:
     """The smallest that is not below."""
