@@ -32,6 +32,8 @@ _SCALE_TOKENS = 16.0
 """Accepted drafts that weigh as much as the assumption that scores are right."""
 _UNSEEN_TOKENS = 4.0
 """The same while no scores have been seen, only what was assumed."""
+_LEVEL_TOKENS = 8.0
+"""Accepted drafts of one level that weigh as much as what is known of all levels."""
 _FORGETTING = 1 / 512
 """How fast evidence is let go while nothing is drafted, so that bad luck does not last."""
 _SEEN_AFTER_CHANGE = 4.0
@@ -53,6 +55,9 @@ class AcceptanceModel:
         self._num_cycles = 0
         self._accepted = 0.0
         self._expected = 0.0
+        self._is_chain = tree.width == 1
+        self._levels_2D = np.zeros((2, tree.depth))
+        """Accepted and expected drafts of each level of chains."""
         self._reached_D = [0.0] * tree.depth
         self._accepted_D = [0.0] * tree.depth
 
@@ -68,19 +73,35 @@ class AcceptanceModel:
         ratio = (self._accepted + tokens) / (self._expected + tokens)
         return min(max(ratio, _SCALE_RANGE[0]), _SCALE_RANGE[1])
 
+    def _scaled_DPG(self) -> Array:
+        """Gains by what was accepted; of chains level by level, where none takes another's nodes.
+
+        One scale for all levels would make up for poor scores of deep ones by too much of the
+        first, and chains would be cut short.
+        """
+        if not self._is_chain:
+            return self.scale * self._rising_DPG
+        accepted_D, expected_D = self._levels_2D
+        tokens = _LEVEL_TOKENS if self._has_gains else _UNSEEN_TOKENS
+        scale_D = (accepted_D + tokens * self.scale) / (expected_D + tokens)
+        levels_DPG = np.diff(self._rising_DPG, axis=0, prepend=0.0)
+        scaled: Array = (levels_DPG * scale_D.clip(*_SCALE_RANGE)[:, None, None]).cumsum(axis=0)
+        return scaled
+
     def gains(self, nodes_per_request: Array) -> Array:
         """Expected accepted drafts per request, [D, P, number of node counts]."""
         upper = np.searchsorted(_GRID_G, nodes_per_request).clip(1, len(_GRID_G) - 1)
         low, high = _GRID_G[upper - 1], _GRID_G[upper]
         share = ((nodes_per_request - low) / (high - low)).clip(0.0, 1.0)
-        below, above = self._rising_DPG[..., upper - 1], self._rising_DPG[..., upper]
-        scaled: Array = self.scale * (below * (1.0 - share) + above * share)
-        return scaled
+        scaled_DPG = self._scaled_DPG()
+        below, above = scaled_DPG[..., upper - 1], scaled_DPG[..., upper]
+        gains: Array = below * (1.0 - share) + above * share
+        return gains
 
     def gain(self, depth: int, width: int, nodes_per_request: float) -> float:
         """Expected accepted drafts per request of one plan."""
-        row_G = self._rising_DPG[depth - 1, self.preset(width)]
-        return self.scale * float(np.interp(nodes_per_request, _GRID_G, row_G))
+        row_G = self._scaled_DPG()[depth - 1, self.preset(width)]
+        return float(np.interp(nodes_per_request, _GRID_G, row_G))
 
     def preset(self, width: int) -> int:
         """Index of the widest preset that is no wider."""
@@ -94,8 +115,7 @@ class AcceptanceModel:
     def observe(self, report: CycleReport) -> None:
         """Take in a cycle."""
         if report.plan.is_plain:
-            self._accepted *= 1.0 - _FORGETTING
-            self._expected *= 1.0 - _FORGETTING
+            self._trust_less(1.0 - _FORGETTING)
             return
         num_requests = report.num_drafted
         # Many requests say in a few cycles what one says in many; what was accepted is said by
@@ -108,9 +128,13 @@ class AcceptanceModel:
             measured_DPG = report.gains.double().numpy()
             self._watch(float(measured_DPG[0, 0, -1]), num_requests)
             self._take_gains(measured_DPG, num_requests, window)
-        if (expected := self._expected_of(report, measured_DPG)) is not None:
-            self._accepted = kept * self._accepted + sum(report.accepted_D)
-            self._expected = kept * self._expected + expected * num_requests
+        if (expected_D := self._expected_of(report, measured_DPG)) is not None:
+            self._trust_less(kept)
+            self._accepted += sum(report.accepted_D)
+            self._expected += expected_D[-1] * num_requests
+            accepted_D, depth = report.accepted_D[: report.plan.depth], report.plan.depth
+            self._levels_2D[0, : len(accepted_D)] += accepted_D
+            self._levels_2D[1, :depth] += np.diff(expected_D, prepend=0.0) * num_requests
         self._count_depths(report, kept)
 
     def _watch(self, best_child: float, num_requests: int) -> None:
@@ -118,30 +142,38 @@ class AcceptanceModel:
         if self._drift.observe(best_child, num_requests):
             # Learn as at the start, from where things stand.
             self._num_seen_DP = np.minimum(self._num_seen_DP, _SEEN_AFTER_CHANGE)
-            self._accepted *= 0.25
-            self._expected *= 0.25
+            self._trust_less(0.25)
+
+    def _trust_less(self, kept: float) -> None:
+        """Let go of a part of what was accepted and expected."""
+        self._accepted *= kept
+        self._expected *= kept
+        self._levels_2D *= kept
 
     @property
     def is_surprised(self) -> bool:
         """The newest measurement was unusual: another one would tell whether it will stay so."""
         return self._drift.is_suspicious
 
-    def _expected_of(self, report: CycleReport, measured_DPG: Array | None) -> float | None:
-        """What the scores promised, not scaled; None while the first measurement is on its way."""
+    def _expected_of(self, report: CycleReport, measured_DPG: Array | None) -> Array | None:
+        """What the scores promised down to each level, not scaled; None while the first measurement
+        is on its way."""
         plan, preset = report.plan, self.preset(report.plan.width)
-        row_G = self._rising_DPG[plan.depth - 1, preset]
+        rows_DG = self._rising_DPG[: plan.depth, preset]
         if measured_DPG is not None:
             # A head with a tiny vocabulary may have fewer children than the plan is wide.
             preset = min(preset, measured_DPG.shape[1] - 1)
-            row_G = np.concatenate([[0.0], measured_DPG[plan.depth - 1, preset]])
+            rows_DG = np.pad(measured_DPG[: plan.depth, preset], [(0, 0), (1, 0)])
         elif self._has_gains and self._num_seen_DP[plan.depth - 1, preset] == 0:
             return None
-        return float(np.interp(plan.nodes / report.num_drafted, _GRID_G, row_G))
+        nodes = plan.nodes / report.num_drafted
+        return np.array([np.interp(nodes, _GRID_G, row_G) for row_G in rows_DG])
 
     def _take_gains(self, gains_DPG: Array, num_requests: int, window: float) -> None:
         if not self._has_gains:
             # What was accepted so far says how far off the assumption was, nothing of the scores.
-            self._has_gains, self._accepted, self._expected = True, 0.0, 0.0
+            self._has_gains = True
+            self._trust_less(0.0)
         depth, num_presets, _ = gains_DPG.shape
         seen = (slice(depth), slice(num_presets))
         age_DP = self._num_cycles - self._last_seen_DP[seen]
