@@ -1,5 +1,6 @@
 """Other engines from our side: found or not, commands in their words, counts made comparable."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -137,6 +138,16 @@ def test_an_engine_that_fails_is_quoted() -> None:
         run_in_engine(engine, [run])
     with pytest.raises(EngineError, match="did not answer within 0.001 seconds"):
         run_in_engine(engine, [run], timeout_s=0.001)
+
+
+def test_what_an_engine_says_can_be_kept(tmp_path: Path) -> None:
+    engine = InstalledEngine(name="llamacpp", python=Path(sys.executable), version="0")
+    with pytest.raises(EngineError):
+        run_in_engine(engine, [], keep_in=tmp_path / "kept", turn=tmp_path / "turn")
+    kept = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert kept == {"job.json", "log"}
+    job = json.loads((tmp_path / "kept" / "job.json").read_text(encoding="utf-8"))
+    assert job == {"runs": [], "turn": str(tmp_path / "turn")}
 
 
 def completion(depths: tuple[int, ...]) -> Completion:

@@ -8,8 +8,10 @@ and chat templates cannot make a difference:
                           "accepted_at_position", "counting", "cycles", "seconds", ...}]}
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -153,7 +155,7 @@ def run_in_engine(
         with log.open("wb") as stream:
             _wait(engine, command, stream, timeout_s, str(folder))
         found = json.loads(result.read_text(encoding="utf-8"))["runs"] if result.is_file() else []
-        if len(found) < len(runs):
+        if not result.is_file() or len(found) < len(runs):
             raise EngineError(
                 f"{engine_title(engine.name)} {engine.version} failed: {_last_lines(log)}"
             )
@@ -168,21 +170,26 @@ def _wait(
     if engine.python != Path(sys.executable):
         # Another Python has libraries of its own, and ours would only disturb them.
         environment.pop("PYTHONPATH", None)
+    # A session of its own: engines start processes that would outlive their parent.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
     try:
-        subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=folder,
-            timeout=timeout_s,
-            check=False,
-        )
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         raise EngineError(
             f"{engine_title(engine.name)} did not answer within {timeout_s:g} seconds."
         ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _last_lines(log: Path) -> str:
