@@ -34,6 +34,7 @@ def _join_one(theirs: dict[str, Any], ours: Sequence[dict[str, Any]]) -> dict[st
             "fledge": [document["provenance"] for document in ours],
         },
         "failed_in_vllm": theirs["failed"],
+        "skipped_in_vllm": theirs.get("skipped", {}),
         "cells": {
             size: {
                 measure: _cell(
