@@ -3,6 +3,9 @@
 
 BIN := .venv/bin
 export PYTHON
+# Where the shell forbids Python to keep what it has compiled, every process of the tests would
+# compile torch and transformers anew: ten seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint types default-tests fix slow gpu browser engines clean distclean

@@ -26,6 +26,7 @@ from tests.e2e.server_support import (
     running_server,
 )
 from tests.shipped_pairs import ship, shipped_from, tuning
+from tests.warm_programs import WarmPrograms
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +64,7 @@ def foreign_head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def limited_server(
-    roomy_target_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    roomy_target_dir: Path, tmp_path_factory: pytest.TempPathFactory, warm: WarmPrograms
 ) -> Iterator[RunningServer]:
     """Room for two answers, and for two that wait; two keys, tight limits, no head.
 
@@ -77,6 +78,7 @@ def limited_server(
         roomy_target_dir,
         cache=place,
         engine=EngineSettings(max_requests=2, cache_tokens=16384),
+        warm=warm,
         key=KEY,
         api_keys_file=str(keys_file),
         max_body_bytes=20_000,

@@ -92,6 +92,12 @@ def _event(line: str) -> Any:
     return text if text == "[DONE]" else json.loads(text)
 
 
+def start_engines_warm(patch: pytest.MonkeyPatch, warm: WarmPrograms) -> None:
+    """Engine processes are still processes of their own, without the seconds of their imports."""
+    starting = SimpleNamespace(**{**vars(subprocess), "Popen": warm.start})
+    patch.setattr("fledge.server.engine_link.subprocess", starting)
+
+
 @contextmanager
 def running_server(
     target: Path,
@@ -103,10 +109,7 @@ def running_server(
     key: str = "none",
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """A ready server; its engine runs on one thread and has a cache of its own.
-
-    Engines of most tests start warm, or each would take seconds.
-    """
+    """A ready server; its engine runs on one thread and has a cache of its own."""
     choice = EngineChoice(
         target=str(target), head=head, dtype="auto", device="cpu", settings=engine
     )
@@ -118,8 +121,7 @@ def running_server(
         patch.setenv("FLEDGE_CACHE", str(cache))
         patch.setenv("OMP_NUM_THREADS", "1")
         if warm is not None:
-            started_warm = SimpleNamespace(**{**vars(subprocess), "Popen": warm.start})
-            patch.setattr("fledge.server.engine_link.subprocess", started_warm)
+            start_engines_warm(patch, warm)
         service = Service(choice, service_settings)
         service.open_batches()
         server = make_server(service)

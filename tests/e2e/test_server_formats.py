@@ -22,7 +22,6 @@ from fledge.models.target import Target
 from fledge.server.api_requests import ChatRequest, CompletionRequest
 from fledge.testing import tiny_head, tiny_model, tiny_tokenizer
 from tests.e2e.server_support import MODEL, RunningServer, running_server
-from tests.warm_programs import WarmPrograms
 
 SETTINGS = EngineSettings(
     tree=TreeSettings(depth=3, width=3, budget=8), controller="fixed", max_requests=4
@@ -53,7 +52,7 @@ class Weather(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, warm: WarmPrograms) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
     tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
@@ -63,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, warm: WarmPrograms) -> Iter
     target = Target.load(directory, dtype=torch.float32, device=torch.device("cpu"))
     save_head(tiny_head(target, draft_vocab_size=len(tokenizer)), head)
     cache = tmp_path_factory.mktemp("cache")
-    with running_server(directory, head, cache=cache, engine=SETTINGS, warm=warm) as running:
+    with running_server(directory, head, cache=cache, engine=SETTINGS) as running:
         yield running
 
 

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import RunProgram
-from tests.e2e.server_support import PATIENCE_S, wait_until
+from tests.e2e.server_support import PATIENCE_S, start_engines_warm, wait_until
+from tests.warm_programs import WarmPrograms
 
 SECRET = "a prompt that is nobody's business"
 LINE_TOKENS = [4, 4, 4, 4, 80, 80, 80]
@@ -130,7 +131,10 @@ def check_log(text: str) -> None:
     assert SECRET not in text
 
 
-def test_a_target_that_cannot_be_loaded(run: RunProgram, tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_loaded(
+    run: RunProgram, warm: WarmPrograms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_engines_warm(monkeypatch, warm)
     result = run("serve", "--target", tmp_path / "nothing", "--port", "0")
     assert result.exit_code == 1
     assert "nothing" in result.error
