@@ -4,20 +4,23 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from fledge.contracts.outputs import EngineStats
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
+from fledge.engine.controller import AdaptiveController
 from fledge.engine.cycle_ahead import CycleAhead
 from fledge.engine.cycle_end import CycleEnd
 from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan
 from fledge.engine.drafter import Drafter
 from fledge.engine.head_drafter import HeadDrafter
+from fledge.engine.host_cycle import HostCycle
 from fledge.engine.plan_choice import PlanChoice
 from fledge.engine.scheduler import Scheduler, StepPlan
 from fledge.engine.stats import StatsKeeper
 from fledge.engine.steady import Steady
 from fledge.engine.verifier import Verifier
 from fledge.models.target import Target
-from fledge.ops.accept import Walk
+from fledge.ops.accept import Walk, walk_gumbel, walk_rejection
 
 
 class Cycle:
@@ -26,17 +29,19 @@ class Cycle:
     def __init__(
         self,
         *,
+        cache: PagedCache,
         scheduler: Scheduler,
         drafter: Drafter,
         verifier: Verifier,
         ahead: CycleAhead,
         choice: PlanChoice,
         end: CycleEnd,
+        host: HostCycle,
         settings: EngineSettings,
     ) -> None:
         self._scheduler, self._drafter, self._verifier = scheduler, drafter, verifier
-        self.ahead, self.choice, self._end = ahead, choice, end
-        self._settings = settings
+        self.ahead, self.choice, self._end, self.host = ahead, choice, end, host
+        self._cache, self._settings = cache, settings
 
     @property
     def stats(self) -> StatsKeeper:
@@ -44,8 +49,9 @@ class Cycle:
 
     def run(self) -> None:
         """Plan, draft, verify, commit, let go; or go on with cycles that run ahead of the host."""
-        if self.ahead.goes_on():
+        if self.ahead.goes_on() or self.host.runs():
             return
+        self.host.leave()
         started = time.perf_counter()
         running = self._scheduler.running
         decoding = [seq for seq in running if seq.is_decoding]
@@ -115,6 +121,16 @@ class Cycle:
         nodes = max(0, min(wanted.nodes, most, room))
         return replace(wanted, nodes=nodes) if nodes else PLAIN
 
+    def report(self, controller: dict[str, object]) -> EngineStats:
+        """What has happened so far, with what the controller says of itself."""
+        return self.stats.report(
+            self._scheduler,
+            self._cache,
+            self._drafter,
+            controller | self.host.state(),
+            self.ahead.steady.counts,
+        )
+
     def forget_stats(self) -> None:
         """What ran so far was for nobody."""
         self._end.forget_stats()
@@ -123,6 +139,7 @@ class Cycle:
         """Drop what runs ahead: a cycle was cut short, and nobody asks for its outcome."""
         self.choice.is_waiting = False
         self.ahead.forget()
+        self.host.forget()
 
 
 def make_cycle(
@@ -157,12 +174,26 @@ def make_cycle(
         settings=settings,
         waits_for_cycles=waits_for_cycles,
     )
+    is_exact = walk in (walk_gumbel, walk_rejection)
+    is_adaptive = isinstance(controller, AdaptiveController)
+    host = HostCycle(
+        target,
+        cache,
+        drafter,
+        scheduler,
+        end,
+        settings,
+        is_exact=is_exact,
+        is_adaptive=is_adaptive,
+    )
     return Cycle(
+        cache=cache,
         scheduler=scheduler,
         drafter=drafter,
         verifier=verifier,
         ahead=ahead,
         choice=choice,
         end=end,
+        host=host,
         settings=settings,
     )

@@ -237,12 +237,14 @@ class Engine:
 
     def abort(self, sequences: Many[Sequence]) -> None:
         """Forget requests and free what they hold; ended ones have nothing left to free."""
+        self._cycle.host.leave()
         for seq in sequences:
             self._scheduler.cancel(seq)
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running request's memory, as if it had run out; it goes on later."""
         if seq.row >= 0:
+            self._cycle.host.leave()
             self._scheduler.preempt(seq)
             self._verifier.forget_sampling()
 
@@ -260,10 +262,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """What has happened since the engine was made, and how things stand."""
-        cycle, state = self._cycle, self._controller.state()
-        return cycle.stats.report(
-            self._scheduler, self._cache, self._drafter, state, cycle.ahead.steady.counts
-        )
+        return self._cycle.report(self._controller.state())
 
     def check_integrity(self) -> None:
         """Prove that no block of memory is lost or shared wrongly."""

@@ -37,7 +37,7 @@ from fledge.ops.staging import send
 from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import Candidates, TreeBatch, select_trees
 
-_ENTRIES, _FEATURES = 0, 1
+_ENTRIES, FEATURES = 0, 1
 """Rows of the head's memory: its keys and values, and the fused features it reads."""
 
 
@@ -58,7 +58,7 @@ class HeadDrafter:
     """Expected gains of the last candidates, when the plan asked for them."""
 
     def __init__(self, head: Eagle3Head, target: Target, settings: EngineSettings) -> None:
-        self._head = head
+        self.head = head
         self._embedding = target.embedding.weight
         self._width = min(settings.tree.width, head.config.draft_vocab_size)
         self._budget = settings.tree.budget
@@ -73,9 +73,9 @@ class HeadDrafter:
         )
         self.weight_bytes = sum(p.numel() * p.element_size() for p in head.parameters())
         self.calibration = Calibration(settings.tree.depth, self._embedding.device)
-        self._fast: FastHead | None = None
+        self.fast: FastHead | None = None
         if has_fast_steps(head):
-            self._fast = FastHead(
+            self.fast = FastHead(
                 head,
                 self._embedding,
                 self._attention,
@@ -90,7 +90,7 @@ class HeadDrafter:
     @torch.no_grad()
     def remember(self, features_TF: Tensor, packed: TreePass) -> None:
         slots_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T)
-        self._cache.head_memory.write(_FEATURES, slots_T, self._head.fuse(features_TF))
+        self._cache.head_memory.write(FEATURES, slots_T, self.head.fuse(features_TF))
 
     @torch.no_grad()
     def catch_up(self, sequences: Many[Sequence]) -> None:
@@ -158,8 +158,8 @@ class HeadDrafter:
         width = min(plan.width, self._width)
         scratch = Scratch(lens_B, tables, self.window, width=width, depth=plan.depth)
         rotations = None
-        if self._fast is not None:
-            rotations = self._fast.rotation(scratch.positions_ET)
+        if self.fast is not None:
+            rotations = self.fast.rotation(scratch.positions_ET)
         levels = TreeLevels()
         levels.add(self._children(output.normed_TD, width, 1, sampled_B))
         for level in range(1, plan.depth):
@@ -228,7 +228,7 @@ class HeadDrafter:
     ) -> TreePass:
         """The pass in which the head reads up to the given lengths."""
         packed = unread_pass(
-            sequences, new_lens, [self._first_key(seq) for seq in sequences], tables
+            sequences, new_lens, [self.first_key(seq) for seq in sequences], tables
         )
         for seq, new in zip(sequences, new_lens, strict=True):
             seq.head_len = new
@@ -243,18 +243,18 @@ class HeadDrafter:
         numbers_2T = torch.stack([packed.numbers_T, before_T])
         slots_T, before_T = packed.tables.slots(self.window, packed.request_T, numbers_2T)
         memory = self._cache.head_memory
-        (features_SD,) = memory.layer(_FEATURES)
-        embeds_TD = self._head.embed(packed.token_ids_T, self._embedding)
+        (features_SD,) = memory.layer(FEATURES)
+        embeds_TD = self.head.embed(packed.token_ids_T, self._embedding)
         hidden_TD = features_SD.index_select(0, before_T)
-        entries = head_entries(self._head, embeds_TD, hidden_TD, packed.positions_T)
+        entries = head_entries(self.head, embeds_TD, hidden_TD, packed.positions_T)
         memory.write(_ENTRIES, slots_T, *entries)
 
     def _read(self, packed: TreePass, before_T: Tensor, last_B: Tensor) -> HeadOutput:
         """Run the head on committed tokens and the features before them; output of some rows."""
-        (features_SD,) = self._cache.head_memory.layer(_FEATURES)
+        (features_SD,) = self._cache.head_memory.layer(FEATURES)
         return self._run(packed, features_SD, before_T, output_rows_R=last_B)
 
-    def _first_key(self, seq: Sequence) -> int:
+    def first_key(self, seq: Sequence) -> int:
         """The oldest entry that is worth looking at.
 
         Older ones may be gone. Rows that would see them only leave their own entries, which do not
@@ -273,18 +273,18 @@ class HeadDrafter:
     ) -> HeadOutput:
         """Run the head; `rows_T` picks the hidden state before each token."""
         memory = self._cache.head_memory
-        if self._fast is not None:
+        if self.fast is not None:
             if rotation_TD is None:
-                rotation_TD = self._fast.rotation(packed.positions_T)
+                rotation_TD = self.fast.rotation(packed.positions_T)
             step = HeadStep(packed, hidden_XD, rows_T, rotation_TD, output_rows_R)
-            return self._fast.run(step, memory)
+            return self.fast.run(step, memory)
 
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attend_packed(packed, memory, _ENTRIES, query, keys, values, self._attention)
 
-        embeds_TD = self._head.embed(packed.token_ids_T, self._embedding)
+        embeds_TD = self.head.embed(packed.token_ids_T, self._embedding)
         hidden_TD = hidden_XD.index_select(0, rows_T)
-        output: HeadOutput = self._head(embeds_TD, hidden_TD, packed.positions_T, attend)
+        output: HeadOutput = self.head(embeds_TD, hidden_TD, packed.positions_T, attend)
         if output_rows_R is None:
             return output
         return HeadOutput(output.feedback_TD[output_rows_R], output.normed_TD[output_rows_R])
@@ -292,8 +292,8 @@ class HeadDrafter:
     def _children(self, normed_TD: Tensor, width: int, depth: int, sampled_B: Tensor) -> Proposal:
         """The best children of each row."""
         return Proposal(
-            top_logprobs(self._head.logits(normed_TD), width),
-            self._head.draft_to_target_V,
+            top_logprobs(self.head.logits(normed_TD), width),
+            self.head.draft_to_target_V,
             sampled_B,
             self.calibration.maps(depth),
             lambda logprobs_BC: self.calibration.apply(logprobs_BC, depth, sampled_B),

@@ -24,7 +24,7 @@ from fledge.models.native_head import NativeHead
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.gated import gated
 from fledge.ops.head_input import join_inputs
-from fledge.ops.kernel_choice import uses_kernels
+from fledge.ops.kernel_choice import uses_kernels, uses_native
 from fledge.ops.kv import KVPool
 from fledge.ops.norms import Norm, residual_norm
 from fledge.ops.paged import Pass
@@ -86,6 +86,12 @@ class FastHead:
                 products=(self._qkv, self._out, self._gate_up, self._down),
                 layer=layer,
             )
+
+    @property
+    def native(self) -> NativeHead | None:
+        """The head on native kernels, where it has them and they are wanted."""
+        is_wanted = uses_native(self._head.lm_head.weight, _num_bytes(self._head))
+        return self._native if is_wanted else None
 
     def rotation(self, positions: Tensor) -> Tensor:
         """Cosines and sines of positions of any shape, one row each."""

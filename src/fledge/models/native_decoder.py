@@ -20,6 +20,7 @@ from fledge.contracts.errors import CapacityError
 from fledge.models.fast_layers import DenseMlp, FastLayer
 from fledge.ops.kv import KVMemory
 from fledge.ops.native_library import NativeLibrary, NoNativeKernelsError
+from fledge.ops.native_memory import WeightMemory
 from fledge.ops.native_product import NativeMatrix
 from fledge.ops.native_structs import (
     CDecoder,
@@ -57,12 +58,17 @@ class NativeDecoder:
     """The layers of one target, laid out for the native kernels."""
 
     def __init__(self, library: NativeLibrary, parts: DecoderParts) -> None:
-        self._library, self._parts, self._kept = library, parts, Kept()
+        self.library, self._parts, self._kept = library, parts, Kept()
+        self._memory = WeightMemory()
         self.windows = tuple(dict.fromkeys(layer.spec.window for layer in parts.layers))
         self._layers = [self._describe(layer) for layer in parts.layers]
         self._head = self._matrix(parts.to_logits)
         self._vocab_size = int(self._head.num_rows)
         self._held: dict[tuple[int, ...], tuple[Any, CDecoder, Kept]] = {}
+
+    @property
+    def hidden_size(self) -> int:
+        return self._parts.hidden_size
 
     @property
     def packed_bytes(self) -> int:
@@ -114,9 +120,11 @@ class NativeDecoder:
             kept.pointer(logit_rows_R),
             num_logits,
             logits_RV.data_ptr(),
+            None,
+            None,
         )
-        decoder = self._decoder(memory, stream_TD, tuple(taps))
-        failed = self._library.run_pass(
+        decoder = self.layers_over(memory, stream_TD, tuple(taps))
+        failed = self.library.run_pass(
             ctypes.byref(decoder), ctypes.byref(described), torch.get_num_threads()
         )
         if failed:
@@ -124,15 +132,17 @@ class NativeDecoder:
                 f"there is no memory left for a pass of {num_rows} tokens; lower max_requests or "
                 "max_pass_tokens."
             )
+        repeat_taps(features_TF, taps)
         return logits_RV, columns
 
     def _matrix(self, product: Product) -> Any:
         matrix = NativeMatrix(
-            self._library,
+            self.library,
             product.weight_NK,
             product.bias_N,
             sizes=product.sizes,
             may_pack=self._parts.may_pack,
+            memory=self._memory,
         )
         self._packed_bytes += matrix.packed_bytes
         return self._kept.matrix(matrix)
@@ -170,7 +180,7 @@ class NativeDecoder:
             activation=_ACTIVATIONS[layer.mlp.activation],
         )
 
-    def _decoder(self, memory: KVMemory, like: Tensor, taps: tuple[int, ...]) -> CDecoder:
+    def layers_over(self, memory: KVMemory, like: Tensor, taps: tuple[int, ...]) -> CDecoder:
         """The layers with the memory they write to, made once for each memory and taps."""
         key = (id(memory), *taps)
         held = self._held.get(key)
@@ -192,3 +202,12 @@ class NativeDecoder:
         self._held = {k: one for k, one in self._held.items() if one[0]() is not None}
         self._held[key] = (weakref.ref(memory), decoder, kept)
         return decoder
+
+
+def repeat_taps(features_TF: Tensor, taps: Sequence[int]) -> None:
+    """A layer leaves its features once: targets of few layers are tapped twice at the same one."""
+    if len(set(taps)) < len(taps):
+        columns = torch.split(features_TF, features_TF.shape[1] // len(taps), dim=1)
+        for place, tap in enumerate(taps):
+            if (first := taps.index(tap)) < place:
+                columns[place].copy_(columns[first])

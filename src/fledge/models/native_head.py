@@ -1,6 +1,6 @@
 """A head's step on a CPU in one call of the native kernels; `Eagle3Head` is its twin.
 
-Weights are rounded to 8 bits in groups of 32: a step reads a quarter of the memory, and drafts only
+Weights are rounded to 4 bits in groups of 32: a step reads a sixth of the memory, and drafts only
 decide how fast an answer comes. The fused features are made of unrounded weights.
 
 Legend: T tokens, R rows whose output is asked for, D hidden size, F tapped features, P positions.
@@ -8,15 +8,17 @@ Legend: T tokens, R rows whose output is asked for, D hidden size, F tapped feat
 
 import ctypes
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fledge.models.head import Eagle3Head, HeadOutput, ServingProducts
+from fledge.models.head_config import HeadConfig
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kv import KVPool
 from fledge.ops.native_library import NativeLibrary
+from fledge.ops.native_memory import WeightMemory
 from fledge.ops.native_product import CMatrix, Format, NativeMatrix
 from fledge.ops.native_structs import (
     CDecoder,
@@ -30,6 +32,15 @@ from fledge.ops.native_structs import (
 from fledge.ops.norms import Norm
 from fledge.ops.paged import Pass
 from fledge.ops.product import Product
+
+_FORMAT = Format.FOUR_HALF
+"""In 8 bits 1% more drafts are accepted, and a step reads twice as much."""
+
+
+class NativeProducts(NamedTuple):
+    to_logits: NativeMatrix
+    to_hidden: NativeMatrix
+    """From tapped features."""
 
 
 class NativeHead:
@@ -48,8 +59,8 @@ class NativeHead:
     ) -> None:
         """`products` are those of queries, keys and values, of what attention returns, of gates and
         ups, and of what comes of them."""
-        self._library, self._head, self._spec, self._layer = library, head, spec, layer
-        self._embedding, self._table_PD, self._products = embedding, table_PD, products
+        self.library, self._head, self._spec, self._layer = library, head, spec, layer
+        self.embedding, self._table_PD, self._products = embedding, table_PD, products
         self._weights = tuple(head.parameters())
         self._versions: tuple[int, ...] = ()
         self._held: tuple[Any, CDecoder] | None = None
@@ -75,10 +86,10 @@ class NativeHead:
             describe_rows(paged, kept),
             describe_view(paged, self._spec.window, kept),
             kept.pointer(packed.token_ids_T),
-            kept.pointer(self._embedding),
+            kept.pointer(self.embedding),
             kept.pointer(hidden_XD),
             kept.pointer(rows_T),
-            *self._input_norms,
+            *self.input_norms,
             int(config.norm_before_residual),
             kept.pointer(outputs_R),
             num_outputs,
@@ -86,12 +97,33 @@ class NativeHead:
             normed_RD.data_ptr(),
         )
         decoder = self._decoder(memory, hidden_XD)
-        failed = self._library.run_step(
+        failed = self.library.run_step(
             ctypes.byref(decoder), ctypes.byref(step), torch.get_num_threads()
         )
         if failed:
             raise MemoryError(f"no memory for a head's step over {packed.num_tokens} tokens")
         return HeadOutput(normed_RD if config.norm_output else stream_RD, normed_RD)
+
+    @property
+    def config(self) -> HeadConfig:
+        return self._head.config
+
+    @property
+    def window(self) -> int | None:
+        return self._spec.window
+
+    @property
+    def draft_to_target_V(self) -> Tensor:
+        return self._head.draft_to_target_V
+
+    def fusion_input(self, features_NF: Tensor) -> Tensor:
+        """Tapped features as the fusing product reads them."""
+        return self._head.fusion_input(features_NF)
+
+    def layers_over(self, memory: KVPool, like: Tensor) -> CDecoder:
+        """The layer with the memory it writes to: another object when the weights are others."""
+        self._refresh()
+        return self._decoder(memory, like)
 
     def _refresh(self) -> None:
         """Pack the weights, unless they are those that were packed last."""
@@ -100,8 +132,9 @@ class NativeHead:
         if versions == self._versions:
             return
         self._versions, self._held, self._kept = versions, None, Kept()
+        memory = WeightMemory()
         layer, norm = head.midlayer, self._norm
-        qkv, out, gate_up, down = (self._matrix(product) for product in self._products)
+        qkv, out, gate_up, down = (self._matrix(product, memory) for product in self._products)
         config = head.config
         self._c = CLayer(
             qkv=qkv,
@@ -116,19 +149,21 @@ class NativeHead:
             rotation=self._kept.pointer(self._table_PD),
             tap=-1,
         )
-        self._input_norms = norm(layer.input_layernorm), norm(layer.hidden_norm)
-        head.serving = ServingProducts(
-            NativeMatrix(self._library, head.lm_head.weight, rounded=Format.EIGHT_HALF),
-            NativeMatrix(self._library, head.fc.weight),
+        self.input_norms = norm(layer.input_layernorm), norm(layer.hidden_norm)
+        self.products = NativeProducts(
+            NativeMatrix(self.library, head.lm_head.weight, rounded=_FORMAT, memory=memory),
+            NativeMatrix(self.library, head.fc.weight, memory=memory),
         )
+        head.serving = ServingProducts(self.products.to_logits, self.products.to_hidden)
 
-    def _matrix(self, product: Product) -> CMatrix:
+    def _matrix(self, product: Product, memory: WeightMemory) -> CMatrix:
         matrix = NativeMatrix(
-            self._library,
+            self.library,
             product.weight_NK,
             product.bias_N,
             sizes=product.sizes,
-            rounded=Format.EIGHT_HALF,
+            rounded=_FORMAT,
+            memory=memory,
         )
         return self._kept.matrix(matrix)
 

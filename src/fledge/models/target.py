@@ -25,6 +25,7 @@ from fledge.contracts.errors import CapacityError, ConfigError, MismatchError
 from fledge.models.attention import ATTENTION_NAME, AttentionCall, DocumentsCall
 from fledge.models.fast_decoder import FastDecoder
 from fledge.models.fast_layers import NoFastLayersError
+from fledge.models.native_decoder import NativeDecoder
 from fledge.models.target_loading import load_model
 from fledge.models.target_path import target_path
 from fledge.models.target_reading import Readout, TargetReading, readout_of
@@ -171,6 +172,11 @@ class Target:
                 fledge_call=AttentionCall(packed, memory),
             )
         return output.logits[0], [captured[tap] for tap in taps]
+
+    def greedy_native(self) -> NativeDecoder | None:
+        """Native layers that can say the best token of a row without its logits, if there are."""
+        fast = self._fast_decoder() if self.device.type == "cpu" else None
+        return None if fast is None else fast.greedy_native
 
     @torch.no_grad()
     def read(

@@ -47,7 +47,15 @@ class NativeLibrary:
         self.run_pass.argtypes = [pointer, pointer, number]
         self.run_step = loaded.fledge_step
         self.run_step.argtypes = [pointer, pointer, number]
-        for function in (self.pack, self.multiply, self.run_pass, self.run_step):
+        self.run_chain = loaded.fledge_chain
+        self.run_chain.argtypes = [pointer, pointer, number]
+        for function in (
+            self.pack,
+            self.multiply,
+            self.run_pass,
+            self.run_step,
+            self.run_chain,
+        ):
             function.restype = number
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.native_library import NativeLibrary
+from fledge.ops.native_memory import WeightMemory
 
 _ROWS_OF_BLOCK = 4
 _COLUMNS_OF_UNIT = 32
@@ -75,8 +76,12 @@ class NativeMatrix:
         sizes: Sequence[int] | None = None,
         rounded: Format | None = None,
         may_pack: bool = True,
+        memory: WeightMemory | None = None,
     ) -> None:
-        """`sizes` are the rows of each piece; `rounded` packs so even if other floats come back."""
+        """`sizes` are the rows of each piece; `rounded` packs so even if other floats come back.
+
+        Matrices that are read one after the other may share a `memory`.
+        """
         self._library = library
         weight_NK = weight_NK.detach()
         assert weight_NK.dtype == torch.float32
@@ -88,6 +93,13 @@ class NativeMatrix:
             _pack(library, piece, forms if may_pack else (), rounded is not None)
             for piece in pieces
         ]
+        if memory is not None:
+            packed = [
+                (form, codes, steps)
+                if form is Format.FLOATS
+                else (form, memory.keep(codes), memory.keep(steps))
+                for form, codes, steps in packed
+            ]
         self.formats = tuple(one[0] for one in packed)
         self._memory = [tensors for _, *tensors in packed]
         self._pieces = (CPiece * len(packed))(

@@ -28,6 +28,7 @@ class CHeads(ctypes.Structure):
 class CView(ctypes.Structure):
     _fields_ = (
         ("table", _pointer),
+        ("table_rows", _pointer),
         ("table_stride", _number),
         ("block_size", _number),
         ("window", _number),
@@ -97,6 +98,8 @@ class CPass(ctypes.Structure):
         ("logit_rows", _pointer),
         ("num_logit_rows", _number),
         ("logits", _pointer),
+        ("best_tokens", _pointer),
+        ("best_logits", _pointer),
     )
 
 
@@ -115,6 +118,31 @@ class CStep(ctypes.Structure):
         ("num_outputs", _number),
         ("stream", _pointer),
         ("normed", _pointer),
+    )
+
+
+class CChain(ctypes.Structure):
+    _fields_ = (
+        ("rows", CRows),
+        ("view", CView),
+        ("tokens", _pointer),
+        ("embedding", _pointer),
+        ("embedding_norm", CNorm),
+        ("hidden_norm", CNorm),
+        ("keeps_normed", _number),
+        ("feeds_normed", _number),
+        ("fuse", CMatrix),
+        ("features", _pointer),
+        ("num_features", _number),
+        ("feature_slots", _pointer),
+        ("fused", _pointer),
+        ("to_logits", CMatrix),
+        ("to_target", _pointer),
+        ("depth", _number),
+        ("least", ctypes.c_float),
+        ("drafts", _pointer),
+        ("probabilities", _pointer),
+        ("num_levels", _pointer),
     )
 
 
@@ -143,7 +171,7 @@ class Kept:
 
 def describe_view(paged: PagedRows, window: int | None, kept: Kept) -> CView:
     table_BP = paged.table_BP
-    return CView(kept.pointer(table_BP), table_BP.shape[1], paged.block_size, window or 0)
+    return CView(kept.pointer(table_BP), None, table_BP.shape[1], paged.block_size, window or 0)
 
 
 def describe_rows(paged: PagedRows, kept: Kept) -> CRows:

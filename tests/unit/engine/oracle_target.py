@@ -50,6 +50,9 @@ class OracleTarget:
         self.num_rows: list[int] = []
         """Rows of each pass."""
 
+    def greedy_native(self) -> None:
+        """It has no kernels."""
+
     def forward(
         self,
         packed: Pass,

@@ -45,6 +45,9 @@ class Reciter:
         self._script = script
         self.tokenizer = tokenizer
 
+    def greedy_native(self) -> None:
+        """It has no kernels."""
+
     def forward(
         self,
         packed: Pass,

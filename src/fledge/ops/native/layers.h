@@ -13,6 +13,7 @@ struct Norm {
 // Where the keys and values of layers with one kind of attention are.
 struct View {
     const int64_t* table;  // blocks of each request
+    const int64_t* table_rows;  // its row in the table; the request's number where it is missing
     int64_t table_stride;
     int64_t block_size;
     int64_t window;  // 0 for none
@@ -66,8 +67,13 @@ static Row find_row(const Rows& rows, int64_t t, int64_t request) {
     return row;
 }
 
+INLINE const int64_t* blocks_of_request(const View& view, int64_t request) {
+    int64_t row = view.table_rows == nullptr ? request : view.table_rows[request];
+    return view.table + row * view.table_stride;
+}
+
 INLINE int64_t slot_of(const View& view, int64_t request, int64_t number) {
-    int64_t block = view.table[request * view.table_stride + number / view.block_size];
+    int64_t block = blocks_of_request(view, request)[number / view.block_size];
     return block < 0 ? -1 : block * view.block_size + number % view.block_size;
 }
 
@@ -80,7 +86,14 @@ static int64_t find_slots(const Rows& rows, const View& view, const Row& row, in
         int64_t slot = slot_of(view, row.request, number);
         if (slot >= 0) slots[count++] = int32_t(slot);
     };
-    for (int64_t number = first; number < row.end; number++) add(number);
+    const int64_t* blocks = blocks_of_request(view, row.request);
+    for (int64_t number = first; number < row.end;) {
+        int64_t place = number / view.block_size, block = blocks[place];
+        int64_t end = (place + 1) * view.block_size < row.end ? (place + 1) * view.block_size : row.end;
+        int64_t slot = block * view.block_size + number % view.block_size;
+        for (; number < end; number++, slot++)
+            if (block >= 0) slots[count++] = int32_t(slot);
+    }
     for (int64_t i = 0; i < row.num_marked; i++) {
         if (!row.marks[i]) continue;
         if (view.window > 0) {
@@ -176,9 +189,21 @@ static void mix_values(const float* probs, const float* values, int64_t stride,
 
 // Scores to numbers that are proportional to probabilities; returns the sum of them.
 static float exponentials(float* scores, int64_t count, float scale, float soft_cap) {
-    float top = -INFINITY;
-    bool is_bad = false;
-    for (int64_t i = 0; i < count; i++) {
+    V tops = all_of(-INFINITY);
+    VI are_good = ~VI{};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        V score = load(scores + i) * scale;
+        if (soft_cap > 0.0f)
+            for (int lane = 0; lane < LANES; lane++)
+                score[lane] = soft_cap * std::tanh(score[lane] / soft_cap);
+        store(scores + i, score);
+        tops = larger_of(score, tops);
+        are_good &= score < INFINITY;
+    }
+    float top = largest(tops);
+    bool is_bad = !all_true(are_good);
+    for (; i < count; i++) {
         float score = scores[i] * scale;
         if (soft_cap > 0.0f) score = soft_cap * std::tanh(score / soft_cap);
         scores[i] = score;
@@ -186,7 +211,7 @@ static float exponentials(float* scores, int64_t count, float scale, float soft_
         is_bad |= !(score < INFINITY);
     }
     V sum = {};
-    int64_t i = 0;
+    i = 0;
     for (; i + LANES <= count; i += LANES) {
         V probs = exponential(load(scores + i) - top);
         store(scores + i, probs);

@@ -113,12 +113,46 @@ static void round_to_eight(const float* w, Group& group) {
     }
 }
 
-static bool pack_four(const float* const* rows, bool is_half, uint8_t* codes, uint8_t* steps) {
+// The codes nearest to a group, and the sum of the squares of what they miss.
+static float miss_four(const float* w, Group& group) {
+    float per_step = group.step > 0.0f ? 1.0f / group.step : 0.0f, missed = 0.0f;
+    for (int i = 0; i < UNIT; i++) {
+        float code = std::nearbyint((w[i] - group.least) * per_step);
+        code = code < 0.0f ? 0.0f : code > 15.0f ? 15.0f : code;
+        group.codes[i] = int32_t(code);
+        float miss = group.step * code + group.least - w[i];
+        missed += miss * miss;
+    }
+    return missed;
+}
+
+// Sixteen values for a group that has more: between its ends, or a little inside of them.
+static void round_to_four(const float* w, Group& best) {
+    float low = w[0], high = w[0], least = INFINITY;
+    for (int i = 1; i < UNIT; i++) {
+        low = w[i] < low ? w[i] : low;
+        high = w[i] > high ? w[i] : high;
+    }
+    for (int inside = 0; inside < 8; inside++) {
+        Group group;
+        float cut = 0.03f * float(inside) * (high - low);
+        group.step = as_half((high - low - 2.0f * cut) / 15.0f);
+        group.least = as_half(low + cut);
+        float missed = miss_four(w, group);
+        if (missed >= least) continue;
+        least = missed;
+        best = group;
+    }
+}
+
+static bool pack_four(const float* const* rows, bool is_half, bool may_round, uint8_t* codes,
+                      uint8_t* steps) {
     uint32_t packed[LANES] = {};
     float numbers[8];
     for (int r = 0; r < BLOCK; r++) {
         Group group;
-        if (!find_four(rows[r], is_half, group)) return false;
+        if (may_round) round_to_four(rows[r], group);
+        else if (!find_four(rows[r], is_half, group)) return false;
         for (int i = 0; i < UNIT; i++)
             packed[i % LANES] |= uint32_t(group.codes[i]) << (8 * r + 4 * (i / LANES));
         numbers[r] = group.step;
@@ -176,8 +210,8 @@ static bool pack_block(const float* rows, int64_t num_rows, int64_t num_columns,
         int64_t at = block * num_units + u;
         bool is_packed = false;
         switch (format) {
-            case FOUR_HALF: is_packed = pack_four(unit, true, codes + at * 64, steps + at * 16); break;
-            case FOUR_FLOAT: is_packed = pack_four(unit, false, codes + at * 64, steps + at * 32); break;
+            case FOUR_HALF: is_packed = pack_four(unit, true, may_round, codes + at * 64, steps + at * 16); break;
+            case FOUR_FLOAT: is_packed = pack_four(unit, false, false, codes + at * 64, steps + at * 32); break;
             case EIGHT_HALF:
                 is_packed = pack_eight(unit, false, may_round, codes + at * 128, steps + at * 8);
                 break;

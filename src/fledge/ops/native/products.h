@@ -48,12 +48,14 @@ constexpr int MOST_AT_ONCE = 6;
 constexpr int NEAR_BLOCKS = 2;
 constexpr int NEAR_COLUMNS = 768;
 constexpr int MOST_ROWS = 96;
-constexpr int AHEAD_BYTES = 1024;
+constexpr int AHEAD_BYTES = 4096;
+constexpr int SLICE = 128;
 
 // What one thread needs beside the factors.
 struct Near {
     alignas(64) float panel[NEAR_BLOCKS * BLOCK * NEAR_COLUMNS];
     alignas(64) V sums[NEAR_BLOCKS][MOST_ROWS * BLOCK];
+    alignas(64) float slice[MOST_ROWS * SLICE];
 };
 
 constexpr int NEAR_UNITS = NEAR_COLUMNS / UNIT;
@@ -128,13 +130,30 @@ struct Sink {
     inline __attribute__((always_inline)) void put(int t, V4 sums) const {
         put_at(y + t * stride, sums, count);
     }
+    // The sums of T rows; `at` gives what there is of one of the four outputs of a row.
+    template <int T, typename At>
+    inline __attribute__((always_inline)) void put_all(At at) const {
+        constexpr int FOURS = T / 4 * 4;
+        auto quarters = [&](int t) { return quarter_sums(at(0, t), at(1, t), at(2, t), at(3, t)); };
+#pragma GCC unroll 4
+        for (int t = 0; t < FOURS; t += 4) {
+            V sums = fold_quarters(quarters(t), quarters(t + 1), quarters(t + 2), quarters(t + 3));
+            put(t, __builtin_shufflevector(sums, sums, 0, 1, 2, 3));
+            put(t + 1, __builtin_shufflevector(sums, sums, 4, 5, 6, 7));
+            put(t + 2, __builtin_shufflevector(sums, sums, 8, 9, 10, 11));
+            put(t + 3, __builtin_shufflevector(sums, sums, 12, 13, 14, 15));
+        }
+#pragma GCC unroll 4
+        for (int t = FOURS; t < T; t++) put(t, fold4(at(0, t), at(1, t), at(2, t), at(3, t)));
+    }
 };
 
-// What will be read soon. The processor guesses that too, but never beyond a page.
+// What will be read soon, into the second cache: what the first one can wait for is too little. The
+// processor guesses that too, but never beyond a page.
 template <int NUM_BYTES> INLINE void ask_for(const uint8_t* codes) {
 #pragma GCC unroll 8
     for (int line = 0; line < NUM_BYTES; line += 64)
-        __builtin_prefetch(codes + AHEAD_BYTES + line);
+        __builtin_prefetch(codes + AHEAD_BYTES + line, 0, 2);
 }
 
 // Some rows of a packed block times T rows of x, unpacked on the way.
@@ -172,9 +191,7 @@ static void few_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_uni
     if (T <= 4) {
         V sums[BLOCK][T] = {};
         sum_rows<FORMAT, T, 0, BLOCK>(codes, steps, num_units, x, x_stride, sums);
-#pragma GCC unroll 16
-        for (int t = 0; t < T; t++)
-            sink.put(t, fold4(sums[0][t], sums[1][t], sums[2][t], sums[3][t]));
+        sink.template put_all<T>([&](int r, int t) { return sums[r][t]; });
         return;
     }
     // Registers are too few for all four rows at once.
@@ -183,9 +200,7 @@ static void few_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_uni
     memcpy(kept, first, sizeof(kept));
     V second[2][T] = {};
     sum_rows<FORMAT, T, 2, 2>(codes, steps, num_units, x, x_stride, second);
-#pragma GCC unroll 16
-    for (int t = 0; t < T; t++)
-        sink.put(t, fold4(kept[0][t], kept[1][t], second[0][t], second[1][t]));
+    sink.template put_all<T>([&](int r, int t) { return r < 2 ? kept[r][t] : second[r - 2][t]; });
 }
 
 // Four rows of floats times T rows of x. Where these are not all columns, `kept` has the sums.
@@ -223,13 +238,11 @@ static void tile(const float* const* w, const float* x, int64_t x_stride, int64_
             sums[3][t] += r3 * one;
         }
     }
+    if (IS_WHOLE) return sink.template put_all<T>([&](int r, int t) { return sums[r][t]; });
 #pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-        if (IS_WHOLE) sink.put(t, fold4(sums[0][t], sums[1][t], sums[2][t], sums[3][t]));
-        else
+    for (int t = 0; t < T; t++)
 #pragma GCC unroll 8
-            for (int r = 0; r < BLOCK; r++) kept[t * BLOCK + r] = sums[r][t];
-    }
+        for (int r = 0; r < BLOCK; r++) kept[t * BLOCK + r] = sums[r][t];
 }
 
 // Where the results of some blocks go, from the first of them on.

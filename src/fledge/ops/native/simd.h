@@ -39,17 +39,39 @@ INLINE V8 half_sums(V v) {
     return low + high;
 }
 
+// In each quarter, two partial sums of one vector, then two of the other. One half of what is added
+// stays in its place, so that only the other half has to be moved.
+INLINE V pair_sums(V a, V b) {
+    V stay = __builtin_shufflevector(a, b, 0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31);
+    V moved = __builtin_shufflevector(a, b, 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29);
+    return stay + moved;
+}
+
+// In each quarter, one partial sum of each of four vectors.
+INLINE V quarter_sums(V a, V b, V c, V d) {
+    V ab = pair_sums(a, b), cd = pair_sums(c, d);
+    V even = __builtin_shufflevector(ab, cd, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30);
+    V odd = __builtin_shufflevector(ab, cd, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+    return even + odd;
+}
+
 // The sums of four vectors, side by side.
 INLINE V4 fold4(V a, V b, V c, V d) {
-    V8 a8 = half_sums(a), b8 = half_sums(b), c8 = half_sums(c), d8 = half_sums(d);
-    V8 ab = __builtin_shufflevector(a8, b8, 0, 8, 1, 9, 4, 12, 5, 13) +
-            __builtin_shufflevector(a8, b8, 2, 10, 3, 11, 6, 14, 7, 15);
-    V8 cd = __builtin_shufflevector(c8, d8, 0, 8, 1, 9, 4, 12, 5, 13) +
-            __builtin_shufflevector(c8, d8, 2, 10, 3, 11, 6, 14, 7, 15);
-    V8 all = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
-             __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-    return __builtin_shufflevector(all, all, 0, 1, 2, 3) +
-           __builtin_shufflevector(all, all, 4, 5, 6, 7);
+    V8 halves = half_sums(quarter_sums(a, b, c, d));
+    return __builtin_shufflevector(halves, halves, 0, 1, 2, 3) +
+           __builtin_shufflevector(halves, halves, 4, 5, 6, 7);
+}
+
+// Four quarter sums to the sums that `fold4` gives of each, one quarter after the other.
+INLINE V fold_quarters(V a, V b, V c, V d) {
+    auto halves = [](V one, V other) {
+        V stay = __builtin_shufflevector(one, other, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
+        V moved = __builtin_shufflevector(one, other, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+        return stay + moved;
+    };
+    V ab = halves(a, b), cd = halves(c, d);
+    return __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
 }
 
 INLINE float fold(V v) {
@@ -61,6 +83,12 @@ INLINE float largest(V v) {
     float best = v[0];
     for (int lane = 1; lane < LANES; lane++) best = v[lane] > best ? v[lane] : best;
     return best;
+}
+
+INLINE bool all_true(VI lanes) {
+    int32_t all = -1;
+    for (int lane = 0; lane < LANES; lane++) all &= lanes[lane];
+    return all != 0;
 }
 
 INLINE V smaller_of(V a, V b) { return a < b ? a : b; }

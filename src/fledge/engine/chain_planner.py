@@ -1,0 +1,268 @@
+"""How far to draft chains on a CPU, down to nothing, for the most tokens per second.
+
+A head says how probable each of its drafts is, so a chain ends by itself where going on costs more
+than it is likely to bring: what a further row of the pass takes is compared with what a token takes
+on the whole. All times are those of real cycles. Whether drafting pays at all is decided by what
+cycles with and without drafts yielded; while it does not, a small share of the time is spent on
+looking again.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.draft_plan import CycleReport
+
+_FIRST_PLAIN = 2
+"""Cycles without drafts at the start: they tell what to compare with."""
+
+_KEPT = 1.0 - 1.0 / 24.0
+_SURE_CYCLES = 8.0
+"""Cycles with drafts before they are given up."""
+
+_CLEARLY_BETTER = 1.02
+_PLAIN_EVERY = 128
+"""Cycles with drafts between two without: what plain decoding takes may change."""
+
+_PROBING_SHARE = 0.008
+_MOST_SAVED_S = 0.1
+_NEXT_IS_RIGHT = 0.75
+"""How probable a further draft is thought to be before it is made."""
+
+_MOST_LEAST = 0.9
+_RATE = 0.1
+_NUM_BINS = 10
+_BELIEVED = 4.0
+"""Drafts that weigh as much as what the head itself says of them."""
+
+_BIN_KEPT = 1.0 - 1.0 / 512.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlan:
+    """Drafts of the next cycle: up to a depth, and while a chain is probable enough."""
+
+    depth: int
+    least_drafted: float = 0.0
+    """Chains less probable are not gone on with."""
+
+    least_verified: float = 0.0
+    """Drafts at the end of a chain less probable are left out of the pass."""
+
+
+NO_CHAINS = ChainPlan(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOutcome:
+    """What came of the chain of one request."""
+
+    paths: Sequence[float]
+    """How probable the head thought it up to each draft that was verified."""
+
+    num_accepted: int
+
+
+class FixedChains:
+    """The chains that the settings ask for, in every cycle."""
+
+    def __init__(self, depth: int) -> None:
+        self._plan = ChainPlan(depth)
+
+    def choose(self) -> ChainPlan:
+        return self._plan
+
+    def state(self) -> dict[str, object]:
+        return {}
+
+
+class AdaptiveChains:
+    """Chains as long as they pay."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._row_s = _RowCosts()
+        self._step_s = 0.0
+        self._plain = _Rate()
+        self._drafting = _Rate()
+        self._is_drafting = True
+        self._saved_s = 0.0
+        self._since_plain = 0
+        self._trust = _Trust()
+        self._num_drafting = self._num_plain = 0
+
+    def choose(self) -> ChainPlan:
+        if self._num_plain < _FIRST_PLAIN:
+            return NO_CHAINS
+        if self._is_drafting:
+            self._since_plain += 1
+            if self._since_plain > _PLAIN_EVERY:
+                self._since_plain = 0
+                return NO_CHAINS
+            return self._plan()
+        likely_loss_s = self._drafting.cycle_s - self._drafting.per_cycle * self._plain.token_s
+        if self._saved_s > likely_loss_s:
+            return self._plan()
+        return NO_CHAINS
+
+    def _plan(self) -> ChainPlan:
+        token_s = self._drafting.token_s if self._drafting.is_known else 0.6 * self._plain.token_s
+        row_s = self._row_s.further_s
+        if row_s is None:
+            return ChainPlan(self._depth)
+        verified = self._trust.least_for(row_s / token_s)
+        drafted = self._trust.least_for((row_s + self._step_s) / (token_s * _NEXT_IS_RIGHT))
+        return ChainPlan(self._depth, drafted, verified)
+
+    def observe(
+        self, report: CycleReport, num_levels: int, outcomes: Sequence[ChainOutcome]
+    ) -> None:
+        """A cycle has ended, for which the head took so many steps."""
+        num_rows = report.load.num_requests + report.plan.nodes
+        self._row_s.add(num_rows, report.target_s)
+        if report.plan.is_plain:
+            self._num_plain += 1
+            if self._num_plain > 1:  # the first one touches new memory
+                self._plain.add(report.emitted, report.cycle_s)
+            self._saved_s = min(self._saved_s + _PROBING_SHARE * report.cycle_s, _MOST_SAVED_S)
+            return
+        self._num_drafting += 1
+        step_s = report.draft_s / max(1, num_levels)
+        self._step_s += (step_s - self._step_s) * (_RATE if self._step_s else 1.0)
+        self._trust.add(outcomes)
+        if self._num_drafting > 1:
+            self._drafting.add(report.emitted, report.cycle_s)
+        if not self._is_drafting:
+            self._saved_s -= max(0.0, report.cycle_s - report.emitted * self._plain.token_s)
+        self._decide()
+
+    def _decide(self) -> None:
+        if not (self._drafting.is_known and self._plain.is_known):
+            return
+        gain = self._plain.token_s / self._drafting.token_s
+        if self._is_drafting:
+            self._is_drafting = gain >= 1.0 or self._drafting.weight < _SURE_CYCLES
+        else:
+            self._is_drafting = gain > _CLEARLY_BETTER
+
+    def state(self) -> dict[str, object]:
+        plan = self._plan() if self._is_drafting else NO_CHAINS
+        is_known = self._drafting.is_known and self._plain.is_known
+        return {
+            "chains": {
+                "depth": plan.depth,
+                "least_drafted": plan.least_drafted,
+                "least_verified": plan.least_verified,
+                "step_s": self._step_s,
+                "row_s": self._row_s.further_s,
+                "acceptance_at_probability": self._trust.shares(),
+                "measured_gain": self._plain.token_s / self._drafting.token_s if is_known else None,
+                "plain_cycles": self._num_plain,
+                "drafting_cycles": self._num_drafting,
+            }
+        }
+
+
+class _Rate:
+    """Seconds that cycles took and tokens that they yielded, the newest counting most."""
+
+    def __init__(self) -> None:
+        self.weight = self._tokens = self._seconds = 0.0
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self.weight = _KEPT * self.weight + 1.0
+        self._tokens = _KEPT * self._tokens + num_tokens
+        self._seconds = _KEPT * self._seconds + seconds
+
+    @property
+    def is_known(self) -> bool:
+        return self.weight > 0
+
+    @property
+    def token_s(self) -> float:
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+    @property
+    def cycle_s(self) -> float:
+        return self._seconds / self.weight if self.weight else 0.0
+
+    @property
+    def per_cycle(self) -> float:
+        return self._tokens / self.weight if self.weight else 1.0
+
+
+class _Trust:
+    """How often chains are right that the head gives some probability, newer ones counting most."""
+
+    def __init__(self) -> None:
+        self._offered = [0.0] * _NUM_BINS
+        self._accepted = [0.0] * _NUM_BINS
+
+    def add(self, outcomes: Sequence[ChainOutcome]) -> None:
+        self._offered = [_BIN_KEPT * one for one in self._offered]
+        self._accepted = [_BIN_KEPT * one for one in self._accepted]
+        for outcome in outcomes:
+            for place, path in enumerate(outcome.paths):
+                place_of = min(int(path * _NUM_BINS), _NUM_BINS - 1)
+                self._offered[place_of] += 1.0
+                self._accepted[place_of] += place < outcome.num_accepted
+
+    def shares(self) -> list[float]:
+        """The share that was right, from improbable to probable; what was not seen is believed."""
+        return [
+            (right + _BELIEVED * (place + 0.5) / _NUM_BINS) / (seen + _BELIEVED)
+            for place, (right, seen) in enumerate(zip(self._accepted, self._offered, strict=True))
+        ]
+
+    def least_for(self, share: float) -> float:
+        """The probability from which on chains are right at least so often."""
+        shares, place = self.shares(), _NUM_BINS
+        while place and shares[place - 1] >= share:
+            place -= 1
+        if place == _NUM_BINS:
+            return _MOST_LEAST
+        if place == 0:
+            return 0.0
+        # Between the middles of two bins a line.
+        below = shares[place - 1]
+        part = (share - below) / max(1e-9, shares[place] - below)
+        return min((place - 0.5 + part) / _NUM_BINS, _MOST_LEAST)
+
+
+class _RowCosts:
+    """What a pass takes by its rows: a line through all that were seen."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5
+
+    def add(self, num_rows: int, seconds: float) -> None:
+        terms = (1.0, num_rows, seconds, num_rows * num_rows, num_rows * seconds)
+        kept = 1.0 - 1.0 / 256.0
+        self._sums = [kept * one + term for one, term in zip(self._sums, terms, strict=True)]
+
+    @property
+    def further_s(self) -> float | None:
+        """What one row more takes; None while passes of one size only were seen."""
+        count, rows, seconds, squares, products = self._sums
+        spread = count * squares - rows * rows
+        if count < 4 or spread < 1e-3 * count * count:
+            return None
+        return max(1e-6, (count * products - rows * seconds) / spread)
+
+
+def make_chains(tree: TreeSettings, *, is_adaptive: bool) -> FixedChains | AdaptiveChains | None:
+    """Who plans chains; None where trees that have branches are asked for in every cycle."""
+    depth = min(tree.depth, tree.budget)
+    if is_adaptive:
+        return AdaptiveChains(depth)
+    return FixedChains(depth) if tree.width == 1 else None
+
+
+def path_probabilities(probabilities: list[float]) -> list[float]:
+    """How probable a chain is up to each of its drafts."""
+    found, path = [], 1.0
+    for one in probabilities:
+        path *= one if math.isfinite(one) else 0.0
+        found.append(path)
+    return found

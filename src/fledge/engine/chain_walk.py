@@ -1,0 +1,29 @@
+"""Which drafts of a chain the target keeps, where its best tokens are all that is asked for.
+
+`ops/accept.py` is the same for trees, sampling and rules, on any device.
+"""
+
+from collections.abc import Sequence as Many
+
+from fledge.engine.commits import Said
+from fledge.engine.sequence import Sequence
+
+
+def walk_chain(seq: Sequence, drafts: Many[int], best: list[int | None]) -> Said:
+    """The target's own tokens, for as long as the drafts say the same."""
+    tokens: list[int] = []
+    has_failed = False
+    for place, token in enumerate(best):
+        if token is None:
+            has_failed = True
+            break
+        tokens.append(token)
+        if place >= len(drafts) or drafts[place] != token:
+            break
+    return Said(
+        sequence=seq,
+        tokens=tokens,
+        num_offered=min(len(tokens), len(drafts)),
+        has_failed=has_failed,
+        had_drafts=bool(drafts),
+    )

@@ -1,0 +1,294 @@
+"""Cycles of greedy requests on a CPU in two calls: one that drafts, one that verifies.
+
+Where a cycle needs no more than the best token of each row, no tree, mask or logit is made: the
+head drafts chains, the target reads them, and a walk down a chain compares two lists. Everything
+else (prompts, sampling, grammars, logprobs, trees with branches) takes the ordinary way, between
+whose cycles these fit: cache, sequences and results are the same.
+
+What the target leaves for the head is fused only when the head is next asked, or when someone else
+may look: `leave` hands it over.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from fledge.contracts.settings import EngineSettings
+from fledge.engine.cache import PagedCache
+from fledge.engine.chain_planner import (
+    NO_CHAINS,
+    AdaptiveChains,
+    ChainOutcome,
+    ChainPlan,
+    FixedChains,
+    make_chains,
+    path_probabilities,
+)
+from fledge.engine.chain_walk import walk_chain
+from fledge.engine.commits import commit
+from fledge.engine.cycle_end import CycleEnd
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
+from fledge.engine.drafter import Drafter, NoDrafter
+from fledge.engine.head_drafter import FEATURES, HeadDrafter
+from fledge.engine.scheduler import Scheduler
+from fledge.engine.sequence import Sequence
+from fledge.engine.waiting_features import MOST_WAITING, WaitingFeatures
+from fledge.models.native_drafts import NativeDrafts
+from fledge.models.native_greedy import GreedyPasses
+from fledge.models.target import Target
+from fledge.ops.native_chains import TokenChain
+
+_MOST_UNREAD = 16
+"""Tokens that a head reads on the way to drafting; more are read in passes of their own."""
+
+
+class HostCycle:
+    """Cycles that need no more than lists on the host."""
+
+    def __init__(
+        self,
+        target: Target,
+        cache: PagedCache,
+        drafter: Drafter,
+        scheduler: Scheduler,
+        end: CycleEnd,
+        settings: EngineSettings,
+        *,
+        is_exact: bool,
+        is_adaptive: bool,
+    ) -> None:
+        """`is_exact` says whether drafts are accepted as they should be, not by chance."""
+        self._target, self._cache, self._drafter = target, cache, drafter
+        self._scheduler, self._end, self._settings = scheduler, end, settings
+        self._is_on = (
+            is_exact
+            and target.device.type == "cpu"
+            and settings.graphs != "on"
+            and isinstance(drafter, HeadDrafter | NoDrafter)
+        )
+        self._planner: FixedChains | AdaptiveChains | None = None
+        if isinstance(drafter, HeadDrafter):
+            self._planner = make_chains(settings.tree, is_adaptive=is_adaptive)
+            self._is_on &= self._planner is not None
+        self._passes: GreedyPasses | None = None
+        self._drafts: NativeDrafts | None = None
+        self._served: list[Sequence] = []
+        self._waiting: WaitingFeatures | None = None
+
+    def runs(self) -> bool:
+        """One cycle, where all requests decode and none needs more; else nothing happens."""
+        if not self._is_on or self._scheduler.could_admit:
+            return False
+        running = self._scheduler.running
+        if not running or not self._can_serve(running):
+            return False
+        started = time.perf_counter()
+        plan = self._choose(running)
+        if not self._has_room(running, plan.depth):
+            return False
+        drafted_chains = self._draft(running, plan)
+        drafted = time.perf_counter()
+        chains = [
+            TokenChain(seq.row, seq.kv_len, [seq.token_ids[-1], *below])
+            for seq, below in zip(running, drafted_chains.token_ids, strict=True)
+        ]
+        assert self._passes is not None
+        num_waiting = 0 if self._waiting is None else len(self._waiting.slots)
+        best = self._passes.run(chains, features_at=num_waiting)
+        verified = time.perf_counter()
+        times = (started, drafted, verified)
+        self._finish(list(running), chains, best, times, plan, drafted_chains)
+        return True
+
+    def leave(self) -> None:
+        """Hand over what others may look at."""
+        if self._waiting is not None:
+            self._waiting.hand_over()
+
+    def forget(self) -> None:
+        """What was computed is worth nothing any more."""
+        self._served = []
+        if self._waiting is not None:
+            self._waiting.slots.clear()
+
+    def state(self) -> dict[str, object]:
+        return {} if self._planner is None else self._planner.state()
+
+    def _can_serve(self, running: list[Sequence]) -> bool:
+        served = self._served
+        is_known = len(served) == len(running) and all(map(_is_same, served, running))
+        if not is_known:
+            self._served = []
+            if not all(_asks_little(seq) for seq in running) or not self._prepare():
+                return False
+            self._served = list(running)
+        most = self._settings.tree.depth + 2
+        context_len = self._target.context_len
+        return all(
+            seq.is_decoding and not seq.is_suspect and seq.kv_len + most < context_len
+            for seq in running
+        )
+
+    def _prepare(self) -> bool:
+        """Lay out what the kernels are called with, where there are kernels."""
+        native = self._target.greedy_native()
+        drafter, head = self._drafter, None
+        if isinstance(drafter, HeadDrafter):
+            head = None if drafter.fast is None else drafter.fast.native
+            native = None if head is None else native
+        if native is None:
+            return False
+        if self._passes is not None:
+            return True
+        settings, most = self._settings, self._settings.max_requests
+        depth = min(settings.tree.depth, settings.tree.budget)
+        tables = self._cache.all_tables
+        self._passes = GreedyPasses(
+            native,
+            self._target.embedding,
+            self._cache.target_memory,
+            tables,
+            drafter.taps,
+            max_requests=most,
+            max_rows=most * (depth + 1),
+            num_features=MOST_WAITING + most,
+        )
+        if head is not None and isinstance(drafter, HeadDrafter):
+            self._waiting = WaitingFeatures(self._passes.features_XF, drafter, self._cache)
+            self._drafts = NativeDrafts(
+                head,
+                self._cache.head_memory,
+                tables,
+                features_layer=FEATURES,
+                max_requests=most,
+                max_rows=most * _MOST_UNREAD,
+                max_depth=depth,
+            )
+        return True
+
+    def _choose(self, running: list[Sequence]) -> ChainPlan:
+        if self._planner is None or self._drafts is None:
+            return NO_CHAINS
+        # What comes behind the last token that may be said is of no use.
+        left = max(seq.request.max_new_tokens - len(seq.output_ids) for seq in running) - 1
+        if left <= 0 or not any(seq.request.params.speculate for seq in running):
+            return NO_CHAINS
+        room = self._settings.max_pass_tokens // len(running) - 1
+        plan = self._planner.choose()
+        depth = max(0, min(plan.depth, left, room))
+        return plan if depth == plan.depth else replace(plan, depth=depth)
+
+    def _has_room(self, running: list[Sequence], depth: int) -> bool:
+        return all(self._cache.reserve(seq, seq.len + depth) for seq in running)
+
+    def _draft(self, running: list[Sequence], plan: ChainPlan) -> "_Drafted":
+        drafting = [seq for seq in running if plan.depth and seq.request.params.speculate]
+        if not drafting:
+            return _Drafted([[]] * len(running), [[]] * len(running))
+        drafter = self._drafter
+        assert isinstance(drafter, HeadDrafter)
+        assert self._drafts is not None
+        assert self._waiting is not None
+        num_extended = sum(seq.len - seq.head_len for seq in drafting)
+        behind = [seq for seq in drafting if seq.len - seq.head_len > _MOST_UNREAD]
+        if behind:
+            self.leave()
+            drafter.catch_up(behind)
+        chains = [
+            TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
+            for seq in drafting
+        ]
+        found = self._drafts.draft(
+            chains,
+            self._waiting.features_NF,
+            self._waiting.slots,
+            depth=plan.depth,
+            least=plan.least_drafted,
+        )
+        self._waiting.slots.clear()
+        for seq in drafting:
+            seq.head_len = seq.len
+        drafts: dict[Sequence, list[int]] = {}
+        paths: dict[Sequence, list[float]] = {}
+        for place, seq in enumerate(drafting):
+            found_paths = path_probabilities([level[place] for level in found.probabilities])
+            count = sum(path >= plan.least_verified for path in found_paths)
+            count = min(count, seq.request.max_new_tokens - len(seq.output_ids) - 1)
+            drafts[seq] = [level[place] for level in islice(found.token_ids, count)]
+            paths[seq] = found_paths[:count]
+        return _Drafted(
+            [drafts.get(seq, []) for seq in running],
+            [paths.get(seq, []) for seq in running],
+            num_levels=len(found.token_ids),
+            num_extended=num_extended,
+        )
+
+    def _finish(
+        self,
+        running: list[Sequence],
+        chains: list[TokenChain],
+        best: list[int | None],
+        times: tuple[float, float, float],
+        plan: ChainPlan,
+        drafted_chains: "_Drafted",
+    ) -> None:
+        started, drafted, verified = times
+        said, start = [], 0
+        for seq, one in zip(running, chains, strict=True):
+            stop = start + len(one.token_ids)
+            said.append(walk_chain(seq, one.token_ids[1:], best[start:stop]))
+            start = stop
+        before = [seq.kv_len for seq in running]
+        result = commit(said)
+        if self._waiting is not None:
+            self._waiting.keep(running, chains, before)
+        if any(seq.has_ended for seq in running):
+            self.leave()
+            self._served = []
+        self._end.settle(running, [])
+        nodes = start - len(running)
+        draft_plan = DraftPlan(plan.depth, 1, nodes) if plan.depth else PLAIN
+        report = CycleReport(
+            plan=draft_plan,
+            load=Load(num_requests=len(running)),
+            target_s=verified - drafted,
+            draft_s=drafted - started if plan.depth else 0.0,
+            other_s=0.0,
+            emitted=result.num_emitted,
+            reached_D=result.reached_at_depth,
+            accepted_D=result.accepted_at_depth,
+            num_extended=drafted_chains.num_extended,
+        )
+        now = time.perf_counter()
+        report = replace(report, other_s=now - started - report.target_s - report.draft_s)
+        if isinstance(self._planner, AdaptiveChains):
+            self._end.stats.count_cycle(report)
+            outcomes = [
+                ChainOutcome(paths, len(one.tokens) - 1)
+                for paths, one in zip(drafted_chains.paths, said, strict=True)
+            ]
+            self._planner.observe(report, drafted_chains.num_levels, outcomes)
+        else:
+            self._end.report(report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """Drafts of each request, and how probable its chain is up to each."""
+
+    token_ids: list[list[int]]
+    paths: list[list[float]]
+    num_levels: int = 0
+    num_extended: int = 0
+    """Committed tokens that the head read."""
+
+
+def _is_same(one: Sequence, other: Sequence) -> bool:
+    return one is other
+
+
+def _asks_little(seq: Sequence) -> bool:
+    """Whether the best token of each row is all that the request needs."""
+    params = seq.request.params
+    is_free = seq.grammar is None and not seq.rules.is_any
+    return params.is_greedy and params.logprobs is None and is_free

@@ -1,0 +1,119 @@
+"""Chains of drafts of a head on a CPU in one call of the native kernels.
+
+Features of committed tokens are fused, the committed tokens that the head has not read are read,
+and then it goes on from its own best token, step by step. `HeadDrafter.draft` with trees of width 1
+is the twin. Weights are those of `NativeHead`.
+
+Legend: B requests, T rows, N rows of features, F their width.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.models.native_head import NativeHead
+from fledge.ops.kv import KVPool
+from fledge.ops.native_chains import ChainRows, TokenChain
+from fledge.ops.native_structs import CChain, CDecoder
+from fledge.ops.paged import BlockTables
+
+
+class ChainDrafts(NamedTuple):
+    """Drafts of some requests, level by level."""
+
+    token_ids: list[list[int]]
+    """[level][request]"""
+
+    probabilities: list[list[float]]
+    """What the head gives each of them, once those before it are right."""
+
+
+class NativeDrafts:
+    """Drafts over one cache."""
+
+    def __init__(
+        self,
+        head: NativeHead,
+        memory: KVPool,
+        tables: BlockTables,
+        *,
+        features_layer: int,
+        max_requests: int,
+        max_rows: int,
+        max_depth: int,
+    ) -> None:
+        """`features_layer` is where fused features are in the head's memory."""
+        self._head, self._memory = head, memory
+        self._features_layer = features_layer
+        self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
+        self._tokens = np.zeros(max_requests * max_depth, dtype=np.int64)
+        self._probabilities = np.zeros(max_requests * max_depth, dtype=np.float32)
+        self._num_levels = np.zeros(1, dtype=np.int64)
+        (self._view,) = self.rows.views(tables, [head.window])
+        self._version: CDecoder | None = None
+        self._c = CChain()
+
+    def draft(
+        self,
+        chains: Sequence[TokenChain],
+        features_NF: Tensor,
+        feature_slots: Sequence[int],
+        *,
+        depth: int,
+        least: float = 0.0,
+    ) -> ChainDrafts:
+        """Drafts behind each chain, up to a depth, or until all are less probable than `least`.
+
+        Features are those of the slots given, which no call was given before; they are stored.
+        """
+        self.rows.write(chains)
+        c, decoder = self._described(features_NF)
+        slots = np.array(feature_slots, dtype=np.int64)
+        features_NF = self._head.fusion_input(features_NF)
+        c.rows = self.rows.c
+        c.features, c.num_features = features_NF.data_ptr(), len(slots)
+        c.feature_slots = slots.ctypes.data
+        c.depth, c.least = depth, least
+        failed = self._head.library.run_chain(
+            ctypes.byref(decoder), ctypes.byref(c), torch.get_num_threads()
+        )
+        if failed:
+            raise MemoryError(f"no memory for a head's step over {self.rows.c.num_rows} tokens")
+        count, levels = len(chains), int(self._num_levels[0])
+        shape, end = (levels, count), levels * count
+        return ChainDrafts(
+            self._tokens[:end].reshape(shape).tolist(),
+            self._probabilities[:end].reshape(shape).tolist(),
+        )
+
+    def _described(self, like: Tensor) -> tuple[CChain, CDecoder]:
+        """The head's weights and memory, described anew when others were loaded."""
+        decoder = self._head.layers_over(self._memory, like)
+        if self._version is decoder:
+            return self._c, decoder
+        config, products = self._head.config, self._head.products
+        (fused_SD,) = self._memory.hold(self._features_layer, like, (config.hidden_size,))
+        embedding_norm, hidden_norm = self._head.input_norms
+        self._c = CChain(
+            rows=self.rows.c,
+            view=self._view,
+            tokens=self.rows.tokens_address,
+            embedding=self._head.embedding.data_ptr(),
+            embedding_norm=embedding_norm,
+            hidden_norm=hidden_norm,
+            keeps_normed=int(config.norm_before_residual),
+            feeds_normed=int(config.norm_output),
+            fuse=products.to_hidden.c,
+            fused=fused_SD.data_ptr(),
+            to_logits=products.to_logits.c,
+            to_target=self._head.draft_to_target_V.data_ptr(),
+            drafts=self._tokens.ctypes.data,
+            probabilities=self._probabilities.ctypes.data,
+            num_levels=self._num_levels.ctypes.data,
+        )
+        self._version = decoder
+        return self._c, decoder

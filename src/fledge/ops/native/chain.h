@@ -1,0 +1,156 @@
+// Chains of drafts: a head reads what was committed since its last turn, then goes on from its own
+// best token, step by step, in one call.
+#pragma once
+
+#include "best.h"
+
+struct Chain {
+    Rows rows;  // committed tokens that it has not read: a chain for each request, at least one
+    View view;
+    const int64_t* tokens;
+    const float* embedding;  // [vocabulary, hidden]
+    Norm embedding_norm, hidden_norm;
+    int64_t keeps_normed;  // whether the normed hidden state is what attention is added to
+    int64_t feeds_normed;  // whether the next step reads what is behind the final norm
+    Matrix fuse;
+    const float* features;  // [features, columns of fuse]: of committed tokens
+    int64_t num_features;
+    const int64_t* feature_slots;
+    float* fused;  // [slots, hidden]
+    Matrix to_logits;
+    const int64_t* to_target;  // the target's token of each draft token
+    int64_t depth;
+    float least;          // a chain goes on while it is at least so probable
+    int64_t* drafts;      // [depth, requests]
+    float* probabilities;  // [depth, requests]: of each draft behind those before it
+    int64_t* num_levels;
+};
+
+namespace {
+
+struct ChainWork {
+    Work work;
+    Best* best;
+    float *fused, *stream, *normed;
+    int64_t* newest;  // the token that each request goes on from
+    float* path;      // how probable its chain is
+    bool goes_on;
+};
+
+// Embedding of a token and the hidden state before it, each normed, side by side.
+void join_input(const Chain& chain, const Work& work, int64_t t, int64_t token,
+                const float* hidden) {
+    int64_t size = work.hidden;
+    float* to = work.input + t * 2 * size;
+    norm_row(chain.embedding + token * size, chain.embedding_norm, chain.embedding_norm.weight,
+             size, to);
+    norm_row(hidden, chain.hidden_norm, chain.hidden_norm.weight, size, to + size);
+}
+
+const float* feature_before(const Chain& chain, const Work& work, int64_t t) {
+    const Row& row = work.row[t];
+    return chain.fused + slot_of(chain.view, row.request, row.number - 1) * work.hidden;
+}
+
+void fuse_features(Member& me, const Chain& chain, ChainWork& room) {
+    int64_t count = chain.num_features, hidden = room.work.hidden;
+    if (count == 0) return;
+    int64_t parts = me.parts_of(hidden / UNIT);
+    me.work(
+        parts,
+        [&](int64_t part) {
+            multiply(chain.fuse, chain.features, chain.fuse.num_columns, count, room.fused, hidden,
+                     part, parts, near_of_thread());
+        },
+        [&] {
+            for (int64_t i = 0; i < count; i++)
+                memcpy(chain.fused + chain.feature_slots[i] * hidden, room.fused + i * hidden,
+                       size_t(hidden) * sizeof(float));
+        });
+}
+
+// What the rows go on with: what they are added to, and what attention gave them.
+void pick_newest(const Chain& chain, const Work& work, ChainWork& room, int64_t width, bool is_first) {
+    int64_t hidden = work.hidden;
+    for (int64_t b = 0; b < chain.rows.num_requests; b++) {
+        int64_t t = is_first ? chain.rows.starts[b] + chain.rows.counts[b] - 1 : b;
+        const float* before = is_first             ? feature_before(chain, work, t)
+                              : chain.feeds_normed ? room.normed + b * hidden
+                                                   : room.stream + b * hidden;
+        const float* residual = chain.keeps_normed ? work.input + (2 * t + 1) * hidden : before;
+        if (residual != room.stream + b * hidden)
+            memcpy(room.stream + b * hidden, residual, size_t(hidden) * sizeof(float));
+        memcpy(work.product + b * width, work.attended + t * width, size_t(width) * sizeof(float));
+    }
+}
+
+// One step of all requests: their newest tokens' outputs, and the best token behind each.
+void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Work& work,
+               ChainWork& room, int64_t level) {
+    const Layer& layer = decoder.layers[0];
+    int64_t hidden = decoder.hidden_size, width = layer.heads.num_heads * layer.heads.size;
+    int64_t num_requests = chain.rows.num_requests;
+    attention(me, layer, work, work.input, 2 * hidden);
+    me.work(1, [&](int64_t) { pick_newest(chain, work, room, width, level == 0); });
+    project(me, layer, work, work.product, num_requests, [&](Share rows) {
+        add_and_norm(work.fresh, {}, room.stream, layer.before_mlp, work.normed, hidden, rows);
+    });
+    mlp(me, layer, work, num_requests, [&](Share rows) {
+        add_and_norm(work.fresh, {}, room.stream, decoder.final_norm, room.normed, hidden, rows);
+    });
+    find_best(me, chain.to_logits, room.normed, hidden, num_requests, true, room.best,
+              [&](const Best* best) {
+                  room.goes_on = false;
+                  for (int64_t b = 0; b < num_requests; b++) {
+                      bool is_good = is_number(best[b]);
+                      float probability = is_good ? 1.0f / best[b].sum : 0.0f;
+                      room.newest[b] = chain.to_target[is_good ? best[b].index : 0];
+                      room.path[b] *= probability;
+                      room.goes_on |= room.path[b] >= chain.least && room.path[b] > 0.0f;
+                      chain.drafts[level * num_requests + b] = room.newest[b];
+                      chain.probabilities[level * num_requests + b] = probability;
+                  }
+                  *chain.num_levels = level + 1;
+              });
+}
+
+// The row of a request's newest draft, which stands `ahead` tokens behind its committed ones.
+Row draft_row(const Rows& rows, int64_t request, int64_t ahead) {
+    Row row = {};
+    row.request = request;
+    row.number = row.position = rows.context[request] + rows.counts[request] + ahead;
+    row.first = rows.first[request];
+    row.end = row.number + 1;
+    return row;
+}
+
+void run_chain(Member& me, const Decoder& decoder, const Chain& chain, ChainWork& room) {
+    int64_t count = chain.rows.num_rows, hidden = decoder.hidden_size;
+    int64_t num_requests = chain.rows.num_requests;
+    fuse_features(me, chain, room);
+    int64_t shares = me.parts_of(count);
+    me.work(shares, [&](int64_t i) {
+        Share rows = share_of(count, i, shares);
+        find_slots_of(room.work, rows);
+        for (int64_t t = rows.begin; t < rows.end; t++)
+            join_input(chain, room.work, t, chain.tokens[t], feature_before(chain, room.work, t));
+    });
+    run_level(me, decoder, chain, room.work, room, 0);
+    Rows newest = chain.rows;
+    newest.num_rows = num_requests;
+    Work work = room.work;
+    work.rows = &newest;
+    for (int64_t level = 1; level < chain.depth && room.goes_on; level++) {
+        me.work(1, [&](int64_t) {
+            for (int64_t b = 0; b < num_requests; b++) {
+                work.row[b] = draft_row(chain.rows, b, level - 1);
+                join_input(chain, work, b, room.newest[b],
+                           (chain.feeds_normed ? room.normed : room.stream) + b * hidden);
+            }
+            find_slots_of(work, Share{0, num_requests});
+        });
+        run_level(me, decoder, chain, work, room, level);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,115 @@
+"""What the cycles of a CPU are made of against its twins: best tokens, and chains of drafts."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.engine.draft_plan import DraftPlan
+from fledge.engine.head_drafter import HeadDrafter
+from fledge.engine.sequence import Sequence
+from fledge.models.head import Eagle3Head
+from fledge.models.target import Target
+from fledge.ops.kernel_choice import choose_kernels
+from fledge.ops.native_chains import TokenChain
+from fledge.ops.paged import make_tree_pass
+from fledge.store.compiler import find_compiler
+from fledge.testing import target_of, tiny_head, tiny_model
+from tests.lossless.support import prompts
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
+DEPTH = 5
+
+
+@pytest.fixture(autouse=True)
+def native() -> Iterator[None]:
+    with choose_kernels("native"):
+        yield
+
+
+def _four_bits(head: Eagle3Head) -> Eagle3Head:
+    """Weights that rounding to 4 bits leaves as they are, so that both ways draft the same."""
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.dim() == 2 and weight.shape[1] % 32 == 0:
+                codes = (weight * 8).round().clamp(-8, 7).view(-1, 32)
+                codes[:, 0], codes[:, 1] = -8, 7
+                weight.copy_((codes / 8).view_as(weight))
+    return head
+
+
+def _begun(target: Target, count: int) -> tuple[Engine, list[Sequence]]:
+    """An engine with some requests that have said a few tokens."""
+    tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
+    settings = EngineSettings(controller="fixed", tree=tree, block_size=4)
+    engine = Engine(target, _four_bits(tiny_head(target)), settings)
+    params = SamplingParams(max_tokens=60)
+    sequences = [engine.add(engine.make_request(p, params)) for p in prompts(count)]
+    while not all(len(seq.output_ids) > 4 for seq in sequences):
+        engine.step()
+    assert all(seq.row >= 0 for seq in sequences)
+    for seq in sequences:
+        assert engine._cache.reserve(seq, seq.len + DEPTH)
+    return engine, sequences
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_best_tokens_are_those_of_the_logits(count: int) -> None:
+    target = target_of(tiny_model("llama-tied"))
+    engine, sequences = _begun(target, count)
+    passes = engine._cycle.host._passes
+    assert passes is not None
+    chains = [
+        TokenChain(seq.row, seq.kv_len, [seq.newest_token_id, 7, 11 + place])
+        for place, seq in enumerate(sequences)
+    ]
+    best = passes.run(chains)
+    features = passes.features_XF[: 3 * count].clone()
+    packed = make_tree_pass(
+        chain_tokens_C=torch.tensor([token for one in chains for token in one.token_ids]),
+        chain_B=torch.full((count,), 3),
+        context_B=torch.tensor([seq.kv_len for seq in sequences]),
+        trees=None,
+        num_rows=3 * count,
+        tables=engine._cache.tables(sequences),
+        num_short=count,
+    )
+    output = target.forward(packed, engine._cache.target_memory, taps=engine._drafter.taps)
+    assert best == output.logits_RV.argmax(dim=-1).tolist()
+    assert output.features_TF is not None
+    assert torch.equal(features, output.features_TF)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_chains_are_those_of_the_twin(count: int) -> None:
+    target = target_of(tiny_model("llama-tied"))
+    engine, sequences = _begun(target, count)
+    host, drafter = engine._cycle.host, engine._drafter
+    assert isinstance(drafter, HeadDrafter)
+    assert host._drafts is not None
+    host.leave()
+    before = [seq.head_len for seq in sequences]
+    chains = [
+        TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
+        for seq in sequences
+    ]
+    ours = host._drafts.draft(chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH)
+    for seq, head_len in zip(sequences, before, strict=True):
+        seq.head_len = head_len
+    with choose_kernels("plain"):
+        trees = drafter.draft(sequences, DraftPlan(DEPTH, 1, DEPTH * count))
+    assert [list(one) for one in zip(*ours.token_ids, strict=True)] == trees.tokens_BN[
+        :, 1:
+    ].tolist()
+    theirs = trees.logprobs_BN[:, 1:].exp()
+    found = torch.tensor(ours.probabilities).t()
+    torch.testing.assert_close(found, theirs, rtol=1e-3, atol=1e-4)
+    # A chain that is not probable enough ends early, with the same drafts up to there.
+    least = float(theirs[:, 0].max()) * 1.01
+    for seq, head_len in zip(sequences, before, strict=True):
+        seq.head_len = head_len
+    short = host._drafts.draft(
+        chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH, least=least
+    )
+    assert short.token_ids == ours.token_ids[:1]
