@@ -4,7 +4,7 @@
 
 Every way answers the same prompts greedily in float32, one at a time, and they take turns prompt by
 prompt, so that all meet the same neighbours on the machine. Times include reading the prompt. The
-texts must be equal. `--passes` also times a pass over 1 to 32 tokens, native and plain.
+texts must be equal. A head drafts chains of a fixed length, and as far as pays. `--passes` also times a pass over 1 to 32 tokens, native and plain.
 """
 
 import argparse
@@ -20,8 +20,9 @@ from measure_target_pass import Bench
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts import provenance
+from fledge.engine.timing import measure_pass_times
 from fledge.models.attention import ATTENTION_NAME
-from fledge.models.head_files import load_head
+from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.resolve import resolve_target
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import KernelChoice, choose_kernels
@@ -56,6 +57,11 @@ class Ways:
             settings = EngineSettings(**one, controller="fixed", tree=shape_of(shape))
             drafting = Engine(target, load_head(head), settings)
             self.by_name["head"] = lambda ids: self.engine(drafting, ids)
+            usual = EngineSettings(**one)
+            fitted = fit_to_target(load_head(head), target)
+            times = measure_pass_times(target, fitted, usual, name="measured")
+            adaptive = Engine(target, fitted, usual, times=times)
+            self.by_name["head, adaptive"] = lambda ids: self.engine(adaptive, ids)
 
     def engine(self, engine: Engine, ids: list[int]) -> tuple[list[int], float]:
         (answer,) = engine.generate([ids], SamplingParams(max_tokens=self.max_tokens))

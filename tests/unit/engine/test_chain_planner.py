@@ -1,0 +1,109 @@
+"""How far chains are drafted: as far as they pay, and next to never where they do not."""
+
+import random
+
+import pytest
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.chain_planner import (
+    AdaptiveChains,
+    ChainOutcome,
+    FixedChains,
+    make_chains,
+    path_probabilities,
+)
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
+
+FIRST_ROW_S, ROW_S, STEP_S, OTHER_S = 5.5e-3, 1.2e-3, 0.3e-3, 0.2e-3
+
+
+class Machine:
+    """Cycles of one request whose head says one probability and is right with another."""
+
+    def __init__(self, said: float, right: float, depth: int = 6) -> None:
+        self.said, self.right = said, right
+        self.planner, self.random = AdaptiveChains(depth), random.Random(0)
+        self.num_tokens = 0
+        self.seconds = 0.0
+        self.lengths: list[int] = []
+
+    def run(self, num_cycles: int) -> None:
+        for _ in range(num_cycles):
+            self._cycle()
+
+    def _cycle(self) -> None:
+        plan = self.planner.choose()
+        num_levels = count = 0
+        path = 1.0
+        while num_levels < plan.depth and (num_levels == 0 or path >= plan.least_drafted):
+            path *= self.said
+            num_levels += 1
+            count += path >= plan.least_verified
+        accepted = 0
+        while accepted < count and self.random.random() < self.right:
+            accepted += 1
+        target_s, draft_s = FIRST_ROW_S + ROW_S * (1 + count), STEP_S * num_levels
+        report = CycleReport(
+            plan=DraftPlan(plan.depth, 1, count) if plan.depth else PLAIN,
+            load=Load(num_requests=1),
+            target_s=target_s,
+            draft_s=draft_s,
+            other_s=OTHER_S,
+            emitted=1 + accepted,
+        )
+        paths = path_probabilities([self.said] * count)
+        self.planner.observe(report, num_levels, [ChainOutcome(paths, accepted)])
+        self.num_tokens += 1 + accepted
+        self.seconds += report.cycle_s
+        self.lengths.append(count)
+
+    @property
+    def speed_up(self) -> float:
+        return self.num_tokens * (FIRST_ROW_S + ROW_S + OTHER_S) / self.seconds
+
+
+@pytest.mark.parametrize("said", [0.2, 0.5, 0.95])
+def test_what_is_never_right_costs_next_to_nothing(said: float) -> None:
+    machine = Machine(said, right=0.0)
+    machine.run(1500)
+    assert machine.speed_up > 0.98
+
+
+def test_what_is_often_right_is_drafted_far() -> None:
+    machine = Machine(0.9, right=0.9)
+    machine.run(400)
+    assert machine.speed_up > 1.9
+    assert sum(machine.lengths[-50:]) > 200
+
+
+def test_what_is_half_right_is_drafted_a_little() -> None:
+    machine = Machine(0.55, right=0.55)
+    machine.run(1500)
+    assert machine.speed_up > 1.05
+    assert 0 < sum(machine.lengths) / len(machine.lengths) < 3
+
+
+def test_a_head_that_doubts_itself_is_believed_when_it_is_right() -> None:
+    machine = Machine(0.5, right=0.9)
+    machine.run(1000)
+    assert machine.speed_up > 1.6
+
+
+def test_drafting_begins_again_when_it_pays() -> None:
+    machine = Machine(0.6, right=0.0)
+    machine.run(300)
+    assert sum(machine.lengths[-50:]) < 10
+    machine.said = machine.right = 0.95
+    machine.run(600)
+    assert sum(machine.lengths[-50:]) > 150
+
+
+def test_who_plans() -> None:
+    chain, tree = TreeSettings(depth=5, width=1, budget=3), TreeSettings()
+    assert isinstance(make_chains(tree, is_adaptive=True), AdaptiveChains)
+    assert make_chains(tree, is_adaptive=False) is None
+    fixed = make_chains(chain, is_adaptive=False)
+    assert isinstance(fixed, FixedChains)
+    assert fixed.choose().depth == 3
+    assert fixed.state() == {}
+    assert path_probabilities([0.5, float("nan"), 0.9]) == [0.5, 0.0, 0.0]
