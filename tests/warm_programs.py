@@ -138,6 +138,10 @@ class WarmProgram:
                 self.returncode = self._read_number()
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
+            # Whoever looks for the process from now on must not find it.
+            self._link.settimeout(None)
+            self._link.sendall(b".")
+            self._link.recv(1)
             self._link.close()
         return self.returncode
 

@@ -108,6 +108,7 @@ def _watch(client: socket.socket) -> Job | None:
         code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         client.sendall(f"{code}\n".encode())
         client.recv(1)
+        os.waitpid(program, 0)
     os._exit(0)
 
 

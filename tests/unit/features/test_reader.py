@@ -171,15 +171,16 @@ def test_damage_comes_out_where_its_batch_is_due(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_is_left_ends_its_threads(store: FeatureStore) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     whole = FeatureReader(store, batch_tokens=80)
     room = max(host_bytes(store, places) for places in whole.places)
     batches = iter(FeatureReader(store, batch_tokens=80, prefetch=3, max_bytes=room))
     next(batches)
-    assert threading.active_count() == before + 3
+    ours = set(threading.enumerate()) - before
+    assert len(ours) == 3
     del batches
     gc.collect()
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in ours)
 
 
 def test_a_batch_takes_no_more_than_is_said(store: FeatureStore) -> None:
