@@ -4,7 +4,8 @@
 
 Every way answers the same prompts greedily in float32, one at a time, and they take turns prompt by
 prompt, so that all meet the same neighbours on the machine. Times include reading the prompt. The
-texts must be equal. A head drafts chains of a fixed length, and as far as pays. `--passes` also times a pass over 1 to 32 tokens, native and plain.
+texts must be equal. A head drafts chains of a fixed length, and as far as pays. `--passes` also
+times a pass over 1 to 32 tokens, native and plain.
 """
 
 import argparse
