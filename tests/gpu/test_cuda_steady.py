@@ -46,6 +46,10 @@ def test_a_forced_pair(tmp_path: Path, shape: str) -> None:
     for one, other in zip(ahead, usual, strict=True):
         assert one.stats.accept_length > 2
         assert one.stats.accept_length == pytest.approx(other.stats.accept_length, rel=0.2)
+    one_by_one = Engine(target, head, settings)
+    for prompt, other in zip(asked[:3], usual, strict=False):
+        (one,) = one_by_one.generate([prompt], params)
+        assert one.stats.accept_length == pytest.approx(other.stats.accept_length, rel=0.2)
     alone = Engine(target, settings=settings).generate(asked, params)
     assert token_ids(alone) == token_ids(plain)
 

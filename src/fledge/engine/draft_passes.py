@@ -60,7 +60,8 @@ def steady_reading(batch: SteadyBatch, tables: BlockTables, window: int | None) 
     slots_T, before_T = tables.slots(window, request_T, numbers_2T)
     numbers_T = numbers_2T[0]
     packed = TreePass(
-        token_ids_T=tokens_BL.flatten(),
+        # Of one place, flattening leaves gaps between the tokens, and kernels take them in a row.
+        token_ids_T=tokens_BL.flatten().contiguous(),
         positions_T=numbers_T,
         request_T=request_T,
         numbers_T=numbers_T,
