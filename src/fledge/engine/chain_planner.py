@@ -31,7 +31,6 @@ _NEXT_IS_RIGHT = 0.75
 """How probable a further draft is thought to be before it is made."""
 
 _MOST_LEAST = 0.9
-_RATE = 0.1
 _NUM_BINS = 10
 _BELIEVED = 4.0
 """Drafts that weigh as much as what the head itself says of them."""
@@ -82,8 +81,7 @@ class AdaptiveChains:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._row_s = _RowCosts()
-        self._step_s = 0.0
+        self._rows, self._steps = _Line(), _Line()
         self._plain = _Rate()
         self._drafting = _Rate()
         self._is_drafting = True
@@ -108,11 +106,12 @@ class AdaptiveChains:
 
     def _plan(self) -> ChainPlan:
         token_s = self._drafting.token_s if self._drafting.is_known else 0.6 * self._plain.token_s
-        row_s = self._row_s.further_s
+        row_s = self._rows.further_s
         if row_s is None:
             return ChainPlan(self._depth)
         verified = self._trust.least_for(row_s / token_s)
-        drafted = self._trust.least_for((row_s + self._step_s) / (token_s * _NEXT_IS_RIGHT))
+        step_s = self._steps.further_s or 0.0
+        drafted = self._trust.least_for((row_s + step_s) / (token_s * _NEXT_IS_RIGHT))
         return ChainPlan(self._depth, drafted, verified)
 
     def observe(
@@ -120,7 +119,7 @@ class AdaptiveChains:
     ) -> None:
         """A cycle has ended, for which the head took so many steps."""
         num_rows = report.load.num_requests + report.plan.nodes
-        self._row_s.add(num_rows, report.target_s)
+        self._rows.add(num_rows, report.target_s)
         if report.plan.is_plain:
             self._num_plain += 1
             if self._num_plain > 1:  # the first one touches new memory
@@ -128,8 +127,7 @@ class AdaptiveChains:
             self._saved_s = min(self._saved_s + _PROBING_SHARE * report.cycle_s, _MOST_SAVED_S)
             return
         self._num_drafting += 1
-        step_s = report.draft_s / max(1, num_levels)
-        self._step_s += (step_s - self._step_s) * (_RATE if self._step_s else 1.0)
+        self._steps.add(num_levels, report.draft_s)
         self._trust.add(outcomes)
         if self._num_drafting > 1:
             self._drafting.add(report.emitted, report.cycle_s)
@@ -154,8 +152,8 @@ class AdaptiveChains:
                 "depth": plan.depth,
                 "least_drafted": plan.least_drafted,
                 "least_verified": plan.least_verified,
-                "step_s": self._step_s,
-                "row_s": self._row_s.further_s,
+                "step_s": self._steps.further_s,
+                "row_s": self._rows.further_s,
                 "acceptance_at_probability": self._trust.shares(),
                 "measured_gain": self._plain.token_s / self._drafting.token_s if is_known else None,
                 "plain_cycles": self._num_plain,
@@ -230,25 +228,25 @@ class _Trust:
         return min((place - 0.5 + part) / _NUM_BINS, _MOST_LEAST)
 
 
-class _RowCosts:
-    """What a pass takes by its rows: a line through all that were seen."""
+class _Line:
+    """What a pass takes by its rows, or drafting by its steps: a line through what was seen."""
 
     def __init__(self) -> None:
         self._sums = [0.0] * 5
 
-    def add(self, num_rows: int, seconds: float) -> None:
-        terms = (1.0, num_rows, seconds, num_rows * num_rows, num_rows * seconds)
+    def add(self, count: int, seconds: float) -> None:
+        terms = (1.0, count, seconds, count * count, count * seconds)
         kept = 1.0 - 1.0 / 256.0
         self._sums = [kept * one + term for one, term in zip(self._sums, terms, strict=True)]
 
     @property
     def further_s(self) -> float | None:
-        """What one row more takes; None while passes of one size only were seen."""
-        count, rows, seconds, squares, products = self._sums
-        spread = count * squares - rows * rows
-        if count < 4 or spread < 1e-3 * count * count:
+        """What one more takes; None while passes of one size only were seen."""
+        weight, counts, seconds, squares, products = self._sums
+        spread = weight * squares - counts * counts
+        if weight < 4 or spread < 1e-3 * weight * weight:
             return None
-        return max(1e-6, (count * products - rows * seconds) / spread)
+        return max(1e-6, (weight * products - counts * seconds) / spread)
 
 
 def make_chains(tree: TreeSettings, *, is_adaptive: bool) -> FixedChains | AdaptiveChains | None:
