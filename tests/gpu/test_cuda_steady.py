@@ -199,7 +199,7 @@ def test_an_adaptive_engine_keeps_to_what_was_captured() -> None:
 
     target = target_of(tiny_model("llama").to(CUDA))
     head = tiny_head(target, draft_vocab_size=97)
-    settings = settings_of("tree", max_requests=8, max_pass_tokens=256)
+    settings = settings_of("chain", max_requests=4, max_pass_tokens=256)
     sizes = [1, 8, 64, 256]
     times = PassTimes(
         PassCurve(sizes, [1e-3, 1e-3, 2e-3, 6e-3]), PassCurve(sizes, [1e-4, 1e-4, 2e-4, 6e-4])
