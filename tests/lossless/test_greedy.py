@@ -96,7 +96,9 @@ def test_every_tree_shape_of_scripted_drafts(
     assert token_ids(Engine(target, drafter=drafter).generate(asked, GREEDY)) == expected
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "count", [1, 2, 3, 5, 8, *(pytest.param(count, marks=SLOW) for count in (4, 6, 7))]
+)
 def test_every_batch_size(count: int) -> None:
     _, target = pair("olmo3-hybrid")
     asked = prompts(count)

@@ -79,10 +79,13 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("count", [9, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("architecture", "setting", "kind"), CASES)
-def test_greedy_answers_survive_everything(architecture: str, setting: str, kind: str) -> None:
+def test_greedy_answers_survive_everything(
+    architecture: str, setting: str, kind: str, count: int
+) -> None:
     _, target = pair(architecture)
-    asked = branching_prompts(9)
+    asked = branching_prompts(count)
     expected = greedy(architecture, asked, max_tokens=MAX_TOKENS)
     drafts: dict[str, Any] = {}
     if kind == "scripted":

@@ -44,7 +44,11 @@ def engines(target: Target, asked: list[list[int]], answers: list[list[int]]) ->
 
 
 @pytest.mark.parametrize(
-    ("architecture", "penalty"), [("llama", 1.3), ("llama", 0.8), ("qwen3", 0.8), (HYBRID, 1.3)]
+    ("architecture", "penalty"),
+    [
+        *(("llama", 1.3), ("llama", 0.8), ("qwen3", 0.8), (HYBRID, 1.3)),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("qwen3", 1.3), (HYBRID, 0.8))),
+    ],
 )
 def test_repetition_penalty_equals_transformers(architecture: str, penalty: float) -> None:
     model, target = pair(architecture)
@@ -74,7 +78,11 @@ def test_the_targets_own_penalty_is_obeyed_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "temperature"), [("llama", 0.0), ("qwen3", 1.0), (HYBRID, 0.0), (HYBRID, 1.0)]
+    ("architecture", "temperature"),
+    [
+        *(("llama", 0.0), ("qwen3", 1.0), (HYBRID, 0.0), (HYBRID, 1.0)),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("llama", 1.0), ("qwen3", 0.0))),
+    ],
 )
 def test_drafts_do_not_change_penalised_text(architecture: str, temperature: float) -> None:
     _, target = pair(architecture)

@@ -156,6 +156,11 @@ def run_checked(
     [
         *(("llama", *shape) for shape in SHAPES),
         *(("gemma3-hybrid", *shape) for shape in SHAPES[1::3]),
+        *(
+            pytest.param("gemma3-hybrid", *shape, marks=pytest.mark.slow)
+            for shape in SHAPES
+            if shape not in SHAPES[1::3]
+        ),
     ],
 )
 def test_tree_shapes(
@@ -214,7 +219,12 @@ def test_requests_that_come_and_go_on_small_blocks(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "sliding_window"), [("llama", 5), ("gemma3-hybrid", None)]
+    ("architecture", "sliding_window"),
+    [
+        *(("llama", 5), ("gemma3-hybrid", None)),
+        pytest.param("llama", None, marks=pytest.mark.slow),
+        pytest.param("gemma3-hybrid", 5, marks=pytest.mark.slow),
+    ],
 )
 def test_prefix_hits_and_chunk_borders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, architecture: str, sliding_window: int | None
