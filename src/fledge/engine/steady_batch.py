@@ -72,8 +72,7 @@ class SteadyBatch:
         numbers = [_bits(1.0), _bits(1.0), _bits(0.0)]
         self._empty = [spare_row, _EMPTY_LEN, 1, 0, 0, 1, 0, 0, *numbers] + [0] * num_levels
         self._empty_X = send(self._empty, device)
-        # Lines begin at even places: kernels are compiled anew for memory that is aligned less.
-        self.state_XB = self._empty_X[:, None].repeat(1, size + size % 2)[:, :size]
+        self.state_XB = self._empty_X[:, None].repeat(1, size)
         self.facts_XB = torch.zeros(3 + num_levels, size, dtype=torch.long, device=device)
         """Tokens said, depth of the deepest draft offered, whether logits were no numbers; then
         the tokens, level by level."""
