@@ -54,7 +54,7 @@ def measure(*, has_head: bool, num_requests: int, cycles: int) -> dict[str, floa
     in_target, in_head = Stopwatch(), Stopwatch()
     target.forward = in_target.around(target.forward)
     if isinstance(engine._drafter, HeadDrafter):
-        network = engine._drafter._head
+        network = engine._drafter.head
         network.forward = in_head.around(network.forward)
     rng = random.Random(0)
     params = SamplingParams(max_tokens=4 * cycles + 16, ignore_eos=True)

@@ -36,17 +36,17 @@ class ComparedDrafter(HeadDrafter):
 
     def draft(self, sequences: Many[Sequence], plan: DraftPlan) -> TreeBatch:
         seen: list[Tensor] = []
-        logits = self._head.logits
+        logits = self.head.logits
 
         def spy(normed_TD: Tensor) -> Tensor:
             seen.append(logits(normed_TD))
             return seen[-1]
 
-        self._head.logits = spy  # type: ignore[method-assign]
+        self.head.logits = spy  # type: ignore[method-assign]
         try:
             trees = super().draft(sequences, plan)
         finally:
-            del self._head.logits
+            del self.head.logits
         (seq,) = sequences
         committed = [*seq.request.prompt_token_ids, *seq.output_ids]
         self._compare(committed, trees.tokens_BN[0, 1:].tolist(), torch.cat(seen))
@@ -69,9 +69,9 @@ class ComparedDrafter(HeadDrafter):
             sample_numbers=(0,),
         )
         index = len(committed) - 2
-        for steps in (PlainSteps(self._head), FastSteps(self._head, is_compiled=False)):
+        for steps in (PlainSteps(self.head), FastSteps(self.head, is_compiled=False)):
             normed = steps(batch, None, batch.features_TF, self._embedding, num_steps)
-            found_KV = self._head.lm_head(torch.stack([one[index] for one in normed]))
+            found_KV = self.head.lm_head(torch.stack([one[index] for one in normed]))
             torch.testing.assert_close(found_KV, seen_KV, rtol=1e-4, atol=2e-4)
 
 
