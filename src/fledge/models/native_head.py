@@ -34,7 +34,7 @@ from fledge.ops.paged import Pass
 from fledge.ops.product import Product
 
 _FORMAT = Format.FOUR_HALF
-"""In 8 bits 1% more drafts are accepted, and a step reads twice as much."""
+"""In 8 bits 1 to 2% more drafts are accepted, and a step reads twice as much."""
 
 
 class NativeProducts(NamedTuple):
