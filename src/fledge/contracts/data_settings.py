@@ -264,6 +264,9 @@ class TokenizeSettings:
     draft_vocab_size: int = 8192
     """Tokens the head may draft: the most frequent ones among those with loss."""
 
+    vocabulary_weights: dict[str, int] = field(default_factory=dict)
+    """How often a token of a source counts when these are chosen; 1 where a source is not named."""
+
     keep_loops: bool = False
     """Keep all of an answer that goes round in circles; otherwise it ends soon after they begin."""
 
@@ -282,3 +285,5 @@ class TokenizeSettings:
     def __post_init__(self) -> None:
         for name in ("max_tokens", "draft_vocab_size", "shard_tokens"):
             check_range(name, getattr(self, name), 8)
+        for source, weight in self.vocabulary_weights.items():
+            check_range(f"vocabulary_weights.{source}", weight, 0, 1000)

@@ -1,12 +1,13 @@
 """What is known of a corpus once all its shards are there: lengths, sources, draft vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fledge.contracts.data_settings import TokenizeSettings
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.data.tokenize_tally import TokenizeTally
 from fledge.models.target_facts import TargetFacts
@@ -37,7 +38,8 @@ def summarise(
     by_source = _count(shards, facts.vocab_size, progress)
     said = np.sum([one.said for one in by_source.values()], axis=0)
     size = min(settings.draft_vocab_size, facts.vocab_size)
-    vocab_map = choose_vocabulary(said, size, {*facts.eos_token_ids, *tally.end_ids})
+    weighed = _weigh(by_source, settings.vocabulary_weights)
+    vocab_map = choose_vocabulary(weighed, size, {*facts.eos_token_ids, *tally.end_ids})
     lengths = np.concatenate([np.diff(shard.offsets) for shard in shards])
     plan = pack(lengths, settings.max_tokens)
     tokens, loss_tokens = int(lengths.sum()), int(said.sum())
@@ -84,6 +86,19 @@ def summarise(
             for name, one in sorted(by_source.items())
         },
     }
+
+
+def _weigh(by_source: Mapping[str, _SourceCounts], weights: Mapping[str, int]) -> NDArray[np.int64]:
+    """How often tokens were said, those of some sources counted several times."""
+    for name in weights:
+        if name not in by_source:
+            raise ConfigError(
+                f"tokenize.vocabulary_weights names {name!r}, and the rows are of "
+                f"{', '.join(sorted(by_source))}."
+            )
+    parts = [weights.get(name, 1) * one.said for name, one in by_source.items()]
+    total: NDArray[np.int64] = np.sum(parts, axis=0)
+    return total
 
 
 def _count(

@@ -193,6 +193,11 @@ def test_only_self_is_self() -> None:
         (RegenerateSettings, {"retries": -1}, "retries is -1; it must be at least 0"),
         (RegenerateSettings, {"timeout_s": 0.5}, "timeout_s is 0.5; it must be at least 1"),
         (TokenizeSettings, {"shard_tokens": 1}, "shard_tokens is 1; it must be at least 8"),
+        (
+            TokenizeSettings,
+            {"vocabulary_weights": {"math": -1}},
+            "vocabulary_weights.math is -1; it must be between 0 and 1000",
+        ),
     ],
 )
 def test_values_out_of_range(cls: type, changes: dict[str, Any], message: str) -> None:

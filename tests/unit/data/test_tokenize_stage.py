@@ -119,6 +119,25 @@ def test_the_draft_vocabulary_is_counted_on_what_was_said(
     assert manifest.counts["vocabulary"]["coverage"] < 1
 
 
+def test_sources_may_count_more_for_the_draft_vocabulary(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    settings = replace(SMALL, draft_vocab_size=9, vocabulary_weights={"a": 0, "b": 3})
+    manifest, corpus = run(source, target, tmp_path / "out", settings)
+    said = np.zeros(512, np.int64)
+    for sample in corpus:
+        if sample.source == "b":
+            said += np.bincount(sample.token_ids[sample.loss_mask], minlength=512)
+    said[special_id("<|im_end|>")] = said.max() + 1
+    ranked = sorted(range(512), key=lambda token: (-said[token], token))
+    assert corpus.vocab_map.target_ids.tolist() == sorted(ranked[:9])
+    for name in ("a", "b"):
+        assert 0 < manifest.counts["sources"][name]["vocabulary_coverage"] < 1
+    settings = replace(SMALL, vocabulary_weights={"c": 2})
+    with pytest.raises(ConfigError, match=r"vocabulary_weights names 'c', and the rows are of a, "):
+        run(source, target, tmp_path / "other", settings)
+
+
 def test_a_head_may_draft_the_whole_vocabulary(source: Path, target: Path, tmp_path: Path) -> None:
     settings = replace(SMALL, draft_vocab_size=1000)
     _, corpus = run(source, target, tmp_path / "out", settings)
