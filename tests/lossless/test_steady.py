@@ -12,16 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine.pass_times import PassCurve, PassTimes
 from fledge.engine.sequence import Sequence
 from fledge.models.head import Eagle3Head
-from fledge.models.head_files import load_head
 from fledge.models.target import Target
 from fledge.testing import tiny_head
-from tests.engines.forced_pair import CIRCLE, save_forced_head, save_forced_target
+from tests.engines.forced_pair import CIRCLE
 from tests.lossless.support import greedy, pair, prompts, token_ids
 
 SHAPES = {"chain": (4, 1, 4), "tree": (3, 3, 9), "large": (5, 4, 24)}
@@ -68,15 +66,6 @@ def test_waiting_for_every_cycle_says_the_same() -> None:
         engine.step()
         assert not engine._cycle.ahead._steady.num_in_flight
     assert [seq.output_ids for seq in running] == [ids[:12] for ids in greedy("llama", asked)]
-
-
-@pytest.fixture(scope="module")
-def forced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Eagle3Head]:
-    """A pair whose drafts are all right."""
-    folder = tmp_path_factory.mktemp("forced")
-    target = save_forced_target(folder / "target")
-    loaded = Target.load(target, dtype=torch.float32, device=torch.device("cpu"))
-    return loaded, load_head(save_forced_head(folder / "head"))
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

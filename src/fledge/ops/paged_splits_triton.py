@@ -17,21 +17,21 @@ from torch import Tensor
 from fledge.ops.paged_tile_triton import finish
 
 MOST_COUNTS = 16_384
-_counts: dict[torch.device, Tensor] = {}
+_counts: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def counts_for(device: torch.device) -> Tensor:
-    """Zeros, which every launch leaves as it found them: all of a device use them in turn.
-
-    Passes run one after another, captured ones too, so that one memory serves them all.
-    """
-    if device not in _counts:
+    """Zeros, which every launch leaves as it found them: one after another on a stream use them."""
+    if device.type != "cuda":
+        return torch.zeros(MOST_COUNTS, dtype=torch.int32, device=device)
+    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    if key not in _counts:
         made = torch.zeros(MOST_COUNTS, dtype=torch.int32, device=device)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
             # Not zero before the graph runs, and the graph's own.
             return made
-        _counts[device] = made
-    return _counts[device]
+        _counts[key] = made
+    return _counts[key]
 
 
 @triton.jit
