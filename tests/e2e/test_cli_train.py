@@ -69,6 +69,24 @@ def test_from_a_corpus_to_a_head_that_drafts(
     assert "finished work with settings.seed = 0, and this run has settings.seed = 3" in other.error
 
 
+def test_a_head_is_trained_further(
+    run: RunProgram, tmp_path: Path, target_dir: Path, corpus: Path
+) -> None:
+    words = ("train", "--corpus", corpus, "--target", target_dir)
+    few = settings(max_steps=2, held_out__decode_prompts=0)
+    assert run(*words, "--out", tmp_path / "first", *few).exit_code == 0
+    onward = (*words, "--from", tmp_path / "first", "--out", tmp_path / "second", *few)
+    done = run(*onward, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert read_manifest(tmp_path / "second").plan.parents.keys() == {"corpus", "head"}
+    later, earlier = (curve(tmp_path / name)[0][1]["loss"] for name in ("second", "first"))
+    assert later < earlier
+    refused = run(*onward, "--set", "train.head.mlp_width=20")
+    assert refused.exit_code != 0
+    assert "intermediate_size" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 def test_from_features_after_a_kill(
     run: RunProgram,
     warm: WarmPrograms,

@@ -44,12 +44,22 @@ TargetOption = Annotated[
         help="The model that the features or the corpus are of; by default the recipe's.",
     ),
 ]
+StartOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="HEAD",
+        help="Go on from this head's weights instead of beginning with a new one: other data, "
+        "another loss, a head that `fledge import` brought.",
+    ),
+]
 
 
 def train(
     out: options.OutOption,
     features: FeaturesOption = None,
     corpus: CorpusOption = None,
+    start: StartOption = None,
     target: TargetOption = None,
     device: options.DeviceOption = "auto",
     recipe: options.RecipeOption = None,
@@ -66,6 +76,9 @@ def train(
 
     Beside the target: [cyan]fledge train --corpus corpus/tiny --out heads/tiny --set
     train.epochs=2[/cyan]
+
+    From a head that is there: [cyan]fledge train --corpus corpus/new --from heads/tiny --out
+    heads/newer[/cyan]
 
     On two GPUs: [cyan]torchrun --nproc-per-node 2 -m fledge train --features features/tiny --out
     heads/tiny[/cyan]
@@ -94,7 +107,7 @@ def train(
             processes = stack.enter_context(joined_processes(pick_device(device)))
         run = _Run(processes, chosen, target or chosen.target, progress)
         try:
-            run.open(features, corpus, is_capture_asked, needs_weights=not plan)
+            run.open(features, corpus, start, is_capture_asked, needs_weights=not plan)
             if plan:
                 run.show_plan(out, json=json)
             else:
@@ -119,6 +132,7 @@ class _Run:
         self,
         features: str | None,
         corpus: Path | None,
+        start: Path | None,
         is_capture_asked: bool,
         *,
         needs_weights: bool,
@@ -133,6 +147,7 @@ class _Run:
                 settings=self._recipe.train,
                 capture=self._recipe.capture,
                 is_capture_asked=is_capture_asked,
+                start=start,
                 device=self._processes.device,
                 needs_weights=needs_weights,
                 progress=self._progress,

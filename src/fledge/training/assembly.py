@@ -70,9 +70,14 @@ def assemble(
         seed=settings.seed,
         readout=readout if settings.head.lm_head_from_target else None,
     )
+    if given.start is not None:
+        given.start.give_to(head)
     exhibit = Eagle3Head(head.config, head.draft_to_target_V)
     source = _source(given, settings, target, head.draft_to_target_V)
     units = _units(head.to(given.device), source, division.trained, settings, processes)
+    if units and given.start is None:
+        with torch.no_grad():
+            head.fc.weight.mul_(units["head.fc.weight"])
     inner = _module(head, embedding_VD, readout, settings)
     module = wrap(inner, processes, settings.parallel)
     optimizer = Optimizer(inner, settings.optimizer, order.num_steps, units=units)
@@ -106,14 +111,11 @@ def _units(
     settings: TrainSettings,
     processes: Processes,
 ) -> dict[str, Tensor]:
-    """What weights of a new head are learned in; all processes have the units of the first."""
+    """What weights are learned in; all processes have the units of the first."""
     if not settings.optimizer.balanced_taps:
         return {}
     sizes_F = measure_sizes(head, source, positions).cpu()
-    units_F = 1 / processes.gather(sizes_F)[0].to(head.fc.weight.device)
-    with torch.no_grad():
-        head.fc.weight.mul_(units_F)
-    return {"head.fc.weight": units_F}
+    return {"head.fc.weight": 1 / processes.gather(sizes_F)[0].to(head.fc.weight.device)}
 
 
 def _source(

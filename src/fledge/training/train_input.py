@@ -27,6 +27,7 @@ from fledge.training.head_init import shape_head
 from fledge.training.offline import list_features
 from fledge.training.online import list_corpus
 from fledge.training.sources import SampleTable, refuse_long_samples
+from fledge.training.starting_head import StartingHead, open_starting_head
 
 _OUTSIDE_THE_PLAN = ("parallel", "keep_checkpoints")
 """Settings that change nothing about the head: a run may go on with others."""
@@ -57,6 +58,8 @@ class TrainInput:
     """Of the target: what a head must agree with."""
 
     device: torch.device
+    start: StartingHead | None = None
+    """The head whose weights are the first ones; a new head without."""
 
     @property
     def manifest(self) -> Manifest:
@@ -73,10 +76,13 @@ class TrainInput:
         for name in _OUTSIDE_THE_PLAN:
             del plain[name]
         kind = FEATURES if isinstance(self.inside, FeatureStore) else CORPUS
+        parents = {kind: self.manifest.fingerprint}
+        if self.start is not None:
+            parents[HEAD] = self.start.fingerprint
         return Plan(
             kind=HEAD,
             settings=plain,
-            parents={kind: self.manifest.fingerprint},
+            parents=parents,
             identity={**self.identity, "taps": list(self.taps)},
         )
 
@@ -93,13 +99,14 @@ def open_input(
     capture: CaptureSettings,
     is_capture_asked: bool,
     device: torch.device,
+    start: Path | None = None,
     needs_weights: bool = True,
     progress: Progress | None = None,
 ) -> TrainInput:
     """Read what is known of samples and target, and check that they fit.
 
     `is_capture_asked` says that somebody chose the capture settings, so that features of other
-    layers are refused.
+    layers are refused. `start` is a head to go on from.
     """
     if (features is None) == (corpus is None):
         raise ConfigError(
@@ -114,8 +121,11 @@ def open_input(
             features, target, capture, is_capture_asked, device, needs_weights, progress
         )
     refuse_long_samples(given.samples, settings.micro_tokens)
-    given.head_config(settings)
-    return given
+    wanted = given.head_config(settings)
+    if start is None:
+        return given
+    num_layers = int(given.config.num_hidden_layers)
+    return replace(given, start=open_starting_head(start, wanted, num_layers=num_layers))
 
 
 def _from_corpus(

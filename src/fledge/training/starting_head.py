@@ -1,0 +1,92 @@
+"""A head that training goes on from: other data, another loss, another draft vocabulary.
+
+Its layer is taken as it is. Output rows are taken by token: a token that it did not draft before
+begins with the target's own row, like those of a new head.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fledge.contracts.errors import MismatchError
+from fledge.models.head import Eagle3Head
+from fledge.models.head_config import HeadConfig
+from fledge.models.head_files import load_head
+
+_MAY_DIFFER = ("draft_vocab_size", "max_position_embeddings", "taps")
+_REMEDIES = {
+    "intermediate_size": "--set train.head.mlp_width={}",
+    "sliding_window": "--set train.head.sliding_window={}",
+    "rope_theta": "--set train.head.rope_theta={}",
+    "norm_before_residual": "--set train.head.norm_before_residual={}",
+    "fc_norm": "--set train.head.fc_norm={}",
+    "norm_output": "--set train.head.norm_output={}",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartingHead:
+    """A finished head, in float32 on the CPU."""
+
+    directory: Path
+    head: Eagle3Head
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what training takes from it, whatever files it came in."""
+        found = hashlib.sha256()
+        for name, tensor in (*sorted(self.head.state_dict().items()), ("ids", self._ids_V)):
+            found.update(f"{name} {list(tensor.shape)}\n".encode())
+            found.update(tensor.numpy().tobytes())
+        return found.hexdigest()
+
+    @property
+    def _ids_V(self) -> Tensor:
+        return self.head.draft_to_target_V.cpu()
+
+    def give_to(self, new: Eagle3Head) -> int:
+        """Copy all weights; the number of drafted tokens that both vocabularies have."""
+        place = torch.full((new.config.vocab_size,), -1)
+        place[self._ids_V] = torch.arange(len(self._ids_V))
+        old_V = place[new.draft_to_target_V.cpu()]
+        is_shared_V = old_V >= 0
+        rows_VD = new.lm_head.weight.detach().clone()
+        rows_VD[is_shared_V] = self.head.lm_head.weight[old_V[is_shared_V]]
+        new.load_state_dict({**self.head.state_dict(), "lm_head.weight": rows_VD})
+        return int(is_shared_V.sum())
+
+
+def open_starting_head(directory: Path, wanted: HeadConfig, *, num_layers: int) -> StartingHead:
+    """A head that may become one of this shape; `num_layers` are the target's."""
+    head = load_head(directory.expanduser()).float()
+    _refuse_other_shape(directory, head.config, wanted)
+    taps, asked = (config.resolve_taps(num_layers) for config in (head.config, wanted))
+    if taps != asked:
+        raise MismatchError(
+            f"{directory} reads the completed layers {list(taps)}, and the head to be trained "
+            f"{list(asked)}; give --set capture.layers={list(taps)}, or begin with a new head."
+        )
+    if head.own_embedding is not None:
+        raise MismatchError(
+            f"{directory} has an embedding of its own, and training reads the target's; begin "
+            "with a new head."
+        )
+    return StartingHead(directory, head)
+
+
+def _refuse_other_shape(directory: Path, found: HeadConfig, wanted: HeadConfig) -> None:
+    for field in dataclasses.fields(HeadConfig):
+        theirs, ours = getattr(found, field.name), getattr(wanted, field.name)
+        if theirs == ours or field.name in _MAY_DIFFER:
+            continue
+        remedy = "begin with a new head"
+        if field.name in _REMEDIES:
+            value = json.dumps(0 if theirs is None else theirs)
+            remedy = f"give {_REMEDIES[field.name].format(value)}, or {remedy}"
+        raise MismatchError(
+            f"{directory} has {field.name} {theirs}, and the head to be trained {ours}; {remedy}."
+        )

@@ -1,0 +1,167 @@
+"""Training that goes on from a head which is there already."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fledge.contracts.capture_settings import CaptureSettings
+from fledge.contracts.errors import ArtifactError, ConfigError, FledgeError, MismatchError
+from fledge.contracts.train_settings import TrainSettings
+from fledge.models.head import Eagle3Head
+from fledge.models.head_config import HeadConfig
+from fledge.models.head_files import load_head, save_head
+from fledge.store.manifest import Manifest, read_manifest
+from fledge.training.assembly import assemble, load_target
+from fledge.training.distributed import Processes
+from fledge.training.stage import train
+from fledge.training.starting_head import StartingHead
+from fledge.training.train_input import open_input
+from tests.unit.training.train_support import (
+    CPU,
+    SHORT,
+    Notes,
+    losses,
+    run,
+    with_optimizer,
+)
+
+GENTLE = with_optimizer(SHORT, learning_rate=1e-6)
+SHAPE = HeadConfig(
+    hidden_size=16,
+    target_hidden_size=16,
+    intermediate_size=24,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    vocab_size=50,
+    draft_vocab_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path, tiny_target: Path, tiny_corpus: Path) -> Path:
+    run(tiny_target, folder / "first", SHORT, corpus=tiny_corpus)
+    return folder / "first"
+
+
+def go_on(
+    target: Path, corpus: Path, start: Path, out: Path, settings: TrainSettings = SHORT
+) -> Manifest:
+    given = open_input(
+        features=None,
+        corpus=corpus,
+        target=str(target),
+        settings=settings,
+        capture=CaptureSettings(),
+        is_capture_asked=False,
+        start=start,
+        device=CPU,
+    )
+    return train(given, settings, out, has_plots=False)
+
+
+def test_it_begins_with_the_weights_of_the_head(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path, first: Path
+) -> None:
+    given = open_input(
+        features=None,
+        corpus=tiny_corpus,
+        target=str(tiny_target),
+        settings=SHORT,
+        capture=CaptureSettings(),
+        is_capture_asked=False,
+        start=first,
+        device=CPU,
+    )
+    target = load_target(given, SHORT, Notes())
+    parts = assemble(given, SHORT, target, Processes(device=CPU))
+    begun, stored = dict(parts.optimizer.weights), load_head(first).state_dict()
+    for name, weight in stored.items():
+        assert torch.equal(begun[f"head.{name}"], weight), name
+    manifest = go_on(tiny_target, tiny_corpus, first, tmp_path / "more", GENTLE)
+    assert manifest.plan.parents["head"] == given.start.fingerprint  # type: ignore[union-attr]
+    # Where it begins is where the other run ended, and far from where that one began.
+    began, ended = losses(tmp_path / "more")[0], losses(first, "held_out")[-1]
+    assert abs(began - ended) < abs(losses(first)[0] - ended)
+
+
+def test_another_start_is_another_run(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path, first: Path
+) -> None:
+    go_on(tiny_target, tiny_corpus, first, tmp_path / "more")
+    run_again = read_manifest(tmp_path / "more").fingerprint
+    assert go_on(tiny_target, tiny_corpus, first, tmp_path / "more").fingerprint == run_again
+    with pytest.raises(FledgeError, match="more"):
+        run(tiny_target, tmp_path / "more", SHORT, corpus=tiny_corpus)
+
+
+def test_output_rows_are_taken_by_token() -> None:
+    old = Eagle3Head(SHAPE, torch.tensor([3, 7, 20, 41]))
+    new = Eagle3Head(replace(SHAPE, draft_vocab_size=5), torch.tensor([1, 7, 9, 20, 49]))
+    own_rows = new.lm_head.weight.detach().clone()
+    assert StartingHead(Path("old"), old).give_to(new) == 2
+    for row, number in ((1, 1), (3, 2)):
+        assert torch.equal(new.lm_head.weight[row], old.lm_head.weight[number])
+    for row in (0, 2, 4):
+        assert torch.equal(new.lm_head.weight[row], own_rows[row])
+    assert torch.equal(new.fc.weight, old.fc.weight)
+
+
+def test_the_fingerprint_is_of_weights_and_tokens() -> None:
+    head = Eagle3Head(SHAPE, torch.tensor([3, 7, 20, 41]))
+    mark = StartingHead(Path("a"), head).fingerprint
+    assert StartingHead(Path("b"), head).fingerprint == mark
+    head.draft_to_target_V = torch.tensor([3, 7, 20, 42])
+    assert StartingHead(Path("a"), head).fingerprint != mark
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"intermediate_size": 40},
+            "intermediate_size 40, and the head to be trained 48; give --set "
+            "train.head.mlp_width=40",
+        ),
+        ({"fc_norm": True}, "fc_norm True.*train.head.fc_norm=true"),
+        ({"sliding_window": 8}, "train.head.sliding_window=8"),
+        ({"qk_norm": True}, "qk_norm True, and the head to be trained False; begin with a new"),
+        ({"taps": (1, 2, 3)}, r"\[1, 2, 3\].*capture.layers=\[1, 2, 3\]"),
+    ],
+)
+def test_a_head_of_another_shape_is_refused(
+    changes: dict[str, object],
+    message: str,
+    tmp_path: Path,
+    tiny_target: Path,
+    tiny_corpus: Path,
+    first: Path,
+) -> None:
+    known = load_head(first)
+    other = Eagle3Head(replace(known.config, **changes), known.draft_to_target_V)  # type: ignore[arg-type]
+    save_head(other, tmp_path / "other")
+    with pytest.raises(MismatchError, match=message):
+        go_on(tiny_target, tiny_corpus, tmp_path / "other", tmp_path / "more")
+
+
+def test_a_head_with_its_own_embedding_is_refused(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path, first: Path
+) -> None:
+    known = load_head(first)
+    save_head(known, tmp_path / "own")
+    weights = load_file(tmp_path / "own" / "model.safetensors")
+    sizes = (known.config.vocab_size, known.config.hidden_size)
+    weights["embed_tokens.weight"] = torch.zeros(sizes)
+    save_file(weights, tmp_path / "own" / "model.safetensors")
+    with pytest.raises(MismatchError, match="embedding of its own"):
+        go_on(tiny_target, tiny_corpus, tmp_path / "own", tmp_path / "more")
+
+
+def test_a_place_without_a_head_is_refused(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path
+) -> None:
+    with pytest.raises((ArtifactError, ConfigError), match="nowhere"):
+        go_on(tiny_target, tiny_corpus, tmp_path / "nowhere", tmp_path / "more")
