@@ -10,13 +10,21 @@ that of medians over rounds, with the 95% interval of resampled rounds.
 """
 
 import itertools
-import random
 import statistics
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from measured_engines import ADAPTIVE, PLAIN, Results, Subject, numbers, option_parser, wait
+from measured_engines import (
+    ADAPTIVE,
+    PLAIN,
+    Results,
+    Subject,
+    numbers,
+    option_parser,
+    ratio_of,
+    wait,
+)
 
 from fledge import Engine, SamplingParams
 
@@ -45,18 +53,6 @@ def first_tokens_s(engine: Engine, prompts: Sequence[list[int]]) -> tuple[float,
     while engine.has_work:
         engine.step()
     return statistics.mean(times), max(times)
-
-
-def ratio_of(with_head: Sequence[float], without: Sequence[float]) -> dict[str, Any]:
-    chance = random.Random(0)
-    pairs = list(zip(with_head, without, strict=True))
-
-    def ratio(chosen: Sequence[tuple[float, float]]) -> float:
-        one, other = zip(*chosen, strict=True)
-        return statistics.median(one) / statistics.median(other)
-
-    drawn = sorted(ratio(chance.choices(pairs, k=len(pairs))) for _ in range(1000))
-    return {"ratio": ratio(pairs), "low": drawn[25], "high": drawn[974]}
 
 
 def cell(subject: Subject, way: str, size: int, length: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ cut short has still measured something.
 import argparse
 import json
 import random
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -89,6 +90,19 @@ def random_head(target: Target, draft_vocab_size: int) -> Eagle3Head:
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def ratio_of(some: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """That of medians over rounds by turns, with the 95% interval of resampled rounds."""
+    chance = random.Random(0)
+    pairs = list(zip(some, others, strict=True))
+
+    def ratio(chosen: Sequence[tuple[float, float]]) -> float:
+        one, other = zip(*chosen, strict=True)
+        return statistics.median(one) / statistics.median(other)
+
+    drawn = sorted(ratio(chance.choices(pairs, k=len(pairs))) for _ in range(1000))
+    return {"ratio": ratio(pairs), "low": drawn[25], "high": drawn[974]}
 
 
 class Subject:

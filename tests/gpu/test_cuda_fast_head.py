@@ -67,8 +67,10 @@ def make_head(shape: str, flags: str, dtype: torch.dtype) -> Eagle3Head:
     sizes = SHAPES[shape]
     vocabulary = {"vocab_size": 512, "draft_vocab_size": 256}
     width = {"target_hidden_size": sizes["hidden_size"]}
-    head = Eagle3Head(HeadConfig(**sizes, **vocabulary, **width, **FLAGS[flags]))
-    return head.to(CUDA, dtype).requires_grad_(False).eval()
+    # Made on the device: the host takes seconds for so many random numbers.
+    with CUDA:
+        head = Eagle3Head(HeadConfig(**sizes, **vocabulary, **width, **FLAGS[flags]))
+    return head.to(dtype).requires_grad_(False).eval()
 
 
 class Step:

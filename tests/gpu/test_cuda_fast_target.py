@@ -4,6 +4,7 @@ Also that a pass asks the device nothing and can be captured: a captured pass is
 tokens, positions and lengths, and must say what the same pass says without a graph.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,21 @@ pytestmark = [
 CUDA = torch.device("cuda")
 FAST = sorted(name for name, one in ARCHITECTURES.items() if one["model_type"] in FAMILIES)
 LIMITS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+# Every case is a kernel to compile, or four: all of them in bfloat16, each value in the others.
+NORM_KINDS: tuple[NormKind, ...] = ("cast_first", "cast_last", "one_plus")
+NORM_CASES = [
+    *itertools.product(NORM_KINDS, (64, 576, 4096, 5120), [torch.bfloat16]),
+    *itertools.product(NORM_KINDS, (576, 5120), [torch.float32]),
+    *zip(NORM_KINDS, (64, 4096, 5120), [torch.float16] * 3, strict=True),
+]
+HEADS = ((9, 3, 64), (32, 8, 128), (4, 1, 256), (3, 1, 96))
+TURN_KINDS: tuple[NormKind | None, ...] = (None, "cast_first", "one_plus")
+TURN_CASES = [
+    *itertools.product(HEADS, TURN_KINDS, [torch.bfloat16], [False, True]),
+    *itertools.product(HEADS, TURN_KINDS, [torch.float32], [False]),
+    *zip(HEADS, (*TURN_KINDS, None), [torch.float16] * 4, [False, True] * 2, strict=True),
+]
 BLOCK, BLOCKS = 16, 8
 
 
@@ -44,7 +60,8 @@ def _exact_float32() -> Iterator[None]:
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(CUDA, dtype)
+    generator = torch.Generator(device=CUDA).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=CUDA).to(dtype)
 
 
 def check_near(ours: Tensor, theirs: Tensor, limit: float) -> None:
@@ -52,9 +69,7 @@ def check_near(ours: Tensor, theirs: Tensor, limit: float) -> None:
     assert difference <= limit, f"{float(difference):.2g} is more than {limit:.2g}"
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("size", [64, 576, 4096, 5120])
-@pytest.mark.parametrize("kind", ["cast_first", "cast_last", "one_plus"])
+@pytest.mark.parametrize(("kind", "size", "dtype"), NORM_CASES, ids=str)
 def test_norms(kind: NormKind, size: int, dtype: torch.dtype) -> None:
     fresh, stream = (random(37, size, dtype=dtype, seed=i) for i in (1, 2))
     norms = [Norm(random(size, dtype=dtype, seed=i), 1e-6, kind) for i in (3, 4)]
@@ -83,10 +98,7 @@ def test_gates(size: int, activation: Activation, dtype: torch.dtype) -> None:
         check_near(got, gated(both, activation), LIMITS[dtype])
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("heads", [(9, 3, 64), (32, 8, 128), (4, 1, 256), (3, 1, 96)], ids=str)
-@pytest.mark.parametrize("kind", [None, "cast_first", "one_plus"])
-@pytest.mark.parametrize("is_wide", [False, True], ids=["own tables", "float32 tables"])
+@pytest.mark.parametrize(("heads", "kind", "dtype", "is_wide"), TURN_CASES, ids=str)
 def test_rotations(
     heads: tuple[int, int, int], kind: NormKind | None, dtype: torch.dtype, is_wide: bool
 ) -> None:
