@@ -6,6 +6,8 @@ of a later step seen by another index, a window that counts keys instead of posi
 that see each other, losses on rows that are not asked, and a gradient that misses a part.
 """
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from fledge.contracts.train_settings import LossSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import save_head
 from fledge.models.target_reading import Readout
-from fledge.ops.micro_batch import MicroBatch
+from fledge.ops.micro_batch import MicroBatch, TargetRows
 from fledge.testing import target_of, tiny_head, tiny_model
+from fledge.training.offline import TemperedShare
 from fledge.training.step_sums import StepSums
 from fledge.training.ttt import TTTModule, TTTResult, add_noise, count_labels
 from tests.parity.reference_head import ReferenceHead
@@ -90,6 +93,9 @@ VARIANTS: list[dict[str, Any]] = [
     *({"steps": steps} for steps in (1, 2, 3, 5)),
     {"kind": "acceptance"},
     {"kind": "acceptance", "top_k": 5},
+    {"kind": "blend"},
+    {"kind": "blend", "target_temperature": 0.5, "chain_weights": True},
+    {"target_temperature": 2.0, "soft_cap": 5.0},
     {"top_k": 5},
     {"greedy_in_vocab_only": True},
     {"feature_weight": 0.3},
@@ -174,25 +180,50 @@ def test_twin_equals_its_definition(flags: dict[str, Any], tmp_path: Path) -> No
     batch = random_batch(head, readout, torch.float32, lengths=(3, 1, 9, 2, 6))
     save_head(head, tmp_path / "head")
     reference = ReferenceHead(tmp_path / "head", EMBEDDING_VD)
-    for kind in ("soft_cross_entropy", "acceptance"):
-        found = make_module(head, readout, torch.float32, is_plain=True, kind=kind)(
+    for kind, temperature in (("soft_cross_entropy", 1.0), ("acceptance", 0.5), ("blend", 2.0)):
+        loss = {"kind": kind, "target_temperature": temperature}
+        batch = replace(batch, targets=described(batch.targets, readout, head, temperature))
+        found = make_module(head, readout, torch.float32, is_plain=True, **loss)(
             batch, torch.ones(7, dtype=torch.long)
         )
-        expected = defined_sums(reference, readout, head, batch, kind)
+        expected = defined_sums(reference, readout, head, batch, kind, temperature)
         for name, one, other in zip(StepSums._fields, found.sums, expected.T[:-1], strict=True):
             np.testing.assert_allclose(one.numpy(), other, rtol=2e-4, atol=2e-4, err_msg=name)
         total = sum(0.8**step * expected[step, 0] for step in range(7))
         assert found.loss.item() == pytest.approx(total, rel=1e-4)
         chained = make_module(
-            head, readout, torch.float32, is_plain=True, kind=kind, chain_weights=True
+            head, readout, torch.float32, is_plain=True, chain_weights=True, **loss
         )(batch, torch.ones(7, dtype=torch.long))
         total = sum(0.8**step * expected[step, -1] for step in range(7))
         assert chained.loss.item() == pytest.approx(total, rel=1e-4)
 
 
+def described(
+    targets: TargetRows, readout: Readout, head: Eagle3Head, temperature: float
+) -> TargetRows:
+    """What the target says at a temperature, as a source says it."""
+    share = TemperedShare(readout, head.draft_to_target_V, temperature)
+    return share.applied_to(targets)
+
+
+def defined_loss(kind: str, p: Tensor, q: Tensor, accepted: Tensor) -> float:
+    cross_entropy, accepted_share = -float((p * q.log()).sum()), float(accepted)
+    if kind == "soft_cross_entropy":
+        return cross_entropy
+    if kind == "acceptance":
+        return -math.log(accepted_share)
+    weight = math.exp(-3 * accepted_share)
+    return weight * cross_entropy + (1 - weight) * (1 - accepted_share)
+
+
 @torch.no_grad()
 def defined_sums(
-    reference: ReferenceHead, readout: Readout, head: Eagle3Head, batch: MicroBatch, kind: str
+    reference: ReferenceHead,
+    readout: Readout,
+    head: Eagle3Head,
+    batch: MicroBatch,
+    kind: str,
+    temperature: float,
 ) -> np.ndarray[Any, Any]:
     """[step, field of StepSums], one index after another, one step after another.
 
@@ -219,17 +250,17 @@ def defined_sums(
                     continue
                 final = batch.targets.final_RD
                 assert final is not None
-                p_full = readout.logits(final[row]).softmax(-1)
+                p_full = (readout.logits(final[row]) / temperature).softmax(-1)
                 p_kept = p_full[draft_ids]
                 p, q = p_kept / p_kept.sum(), logprobs[-1].exp()
                 accepted = torch.minimum(p_kept, q).sum()
                 entropy = -(p * p.log()).sum()
-                loss = -(p * q.log()).sum() if kind == "soft_cross_entropy" else -accepted.log()
+                loss = defined_loss(kind, p, q, accepted)
                 is_right = int(draft_ids[q.argmax()]) == int(p_full.argmax())
                 was_chain, is_chain = is_chain, is_chain and is_right
                 sums[step] += [
-                    *(float(loss), 1, is_right, is_chain, was_chain),
-                    *(float(accepted), float(entropy), reached * float(loss)),
+                    *(loss, 1, is_right, is_chain, was_chain),
+                    *(float(accepted), float(entropy), reached * loss),
                 ]
                 reached *= float(accepted)
     return sums
@@ -334,6 +365,9 @@ def test_what_the_loss_lacks_is_said() -> None:
         make_module(head, None, torch.float32, is_plain=False)(whole, ones)
     with pytest.raises(ConfigError, match="hold top tokens instead of final hidden states"):
         make_module(head, readout, torch.float32, is_plain=False, feature_weight=1.0)(tops, ones)
+    sharp = make_module(head, readout, torch.float32, is_plain=False, target_temperature=0.5)
+    with pytest.raises(ConfigError, match=r"target_temperature is 0\.5, .* temperature 1 only"):
+        sharp(tops, ones)
     narrow = tiny_head(TARGET)
     object.__setattr__(narrow.config, "hidden_size", 31)
     with pytest.raises(ConfigError, match="hidden size 31 is not the target's 32"):

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("kind", ["soft_cross_entropy", "acceptance"])
+@pytest.mark.parametrize("kind", ["soft_cross_entropy", "acceptance", "blend"])
 @pytest.mark.parametrize("vocab_size", [64, 100, 5000])
 @pytest.mark.parametrize("has_slope", [True, False])
 def test_rows_are_compared(kind: LossKind, vocab_size: int, has_slope: bool) -> None:

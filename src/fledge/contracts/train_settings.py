@@ -6,7 +6,7 @@ from typing import Literal
 from fledge.contracts.data_settings import check_range
 from fledge.contracts.errors import ConfigError
 
-LossKind = Literal["soft_cross_entropy", "acceptance"]
+LossKind = Literal["soft_cross_entropy", "acceptance", "blend"]
 LossMean = Literal["labels", "positions"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Parallel = Literal["ddp", "fsdp"]
@@ -47,7 +47,12 @@ class LossSettings:
     """What the head is taught."""
 
     kind: LossKind = "soft_cross_entropy"
-    """Against the target's probabilities, or the sum of min(p, q) that serving would accept."""
+    """Against the target's probabilities, or the sum of min(p, q) that serving would accept, or
+    from the first to the second as a guess becomes likely to be accepted."""
+
+    target_temperature: float = 1.0
+    """The target's probabilities are taught at this temperature; below 1 its best tokens count
+    more, as greedy decoding counts them."""
 
     steps: int = 7
     """Draft steps that training goes through: training-time test."""
@@ -70,6 +75,7 @@ class LossSettings:
     left out."""
 
     def __post_init__(self) -> None:
+        check_range("target_temperature", self.target_temperature, 0.05, 10)
         check_range("steps", self.steps, 1, 32)
         check_range("step_decay", self.step_decay, 0.01, 1)
         check_range("feature_weight", self.feature_weight, 0)

@@ -22,11 +22,13 @@ def describe_rows(
     draft_ids_C: Tensor,
     *,
     top_k: int | None = None,
+    temperature: float = 1.0,
 ) -> TargetRows:
     """The target at some rows: its choice, the draft vocabulary's share, and its distribution.
 
     The distribution is the final hidden state, or with `top_k` the most probable tokens of the
-    draft vocabulary and their log-probabilities within it.
+    draft vocabulary and their log-probabilities within it. The share, and these, are those at the
+    temperature.
     """
     final_RD = final_TD[label_rows_R]
     vocab_size = readout.weight_VD.shape[0]
@@ -36,14 +38,14 @@ def describe_rows(
     greedy, log_mass, top_ids, top_logprobs = [], [], [], []
     for part_PD in torch.split(final_RD, max(1, _LOGITS_AT_ONCE // vocab_size)):
         logits_PV = readout.logits(part_PD)
-        share = weigh_part(logits_PV, is_draft_V)
+        share = weigh_part(logits_PV, is_draft_V, temperature=temperature)
         greedy.append(share.greedy_P)
         log_mass.append(share.log_share_P)
         if top_k is not None:
             draft_PC = logits_PV.index_select(1, draft_ids_C)
             best_PK, ids_PK = draft_PC.topk(min(top_k, draft_PC.shape[1]), dim=-1)
             top_ids.append(ids_PK)
-            top_logprobs.append(best_PK.float() - share.log_part_P[:, None])
+            top_logprobs.append(best_PK.float() / temperature - share.log_part_P[:, None])
     return TargetRows(
         rows_R=label_rows_R,
         greedy_R=torch.cat(greedy),

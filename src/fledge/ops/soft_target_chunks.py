@@ -18,11 +18,13 @@ from fledge.contracts.train_settings import LossKind
 from fledge.ops.kernel_choice import on_device
 from fledge.ops.micro_batch import TargetRows
 from fledge.ops.soft_targets import (
+    BLEND_RATE,
     TINY,
     DraftReadout,
     Labels,
     LossRows,
     chain_weights,
+    row_losses,
     target_logits,
 )
 from fledge.ops.wide_product import add_product, wide_product
@@ -220,25 +222,37 @@ def compare_rows_plain(
     q_CKV = logq_CKV.exp()
     kept_C1V = (p_CV * chunk.mass_C[:, None])[:, None]
     accepted_CK = torch.minimum(kept_C1V, q_CKV).sum(dim=-1)
-    if kind == "soft_cross_entropy":
-        loss_CK = -(p_CV[:, None] * logq_CKV).sum(dim=-1)
-    else:
-        loss_CK = -accepted_CK.clamp(min=TINY).log()
     slope_CKV = None
-    if slope_dtype is not None and kind == "soft_cross_entropy":
-        slope_CKV = (q_CKV - p_CV[:, None]) * chunk.weights_CK[..., None]
-    elif slope_dtype is not None:
-        is_below_CKV = (q_CKV < kept_C1V).to(q_CKV.dtype)
-        below_CK = (q_CKV * is_below_CKV).sum(dim=-1)
-        factor_CK = torch.where(accepted_CK > TINY, chunk.weights_CK / accepted_CK, 0.0)
-        slope_CKV = q_CKV * (below_CK[..., None] - is_below_CKV) * factor_CK[..., None]
+    if slope_dtype is not None:
+        weights_CK1 = chunk.weights_CK[..., None]
+        slope_CKV = _slopes(kind, p_CV[:, None], q_CKV, kept_C1V, accepted_CK, weights_CK1)
     return Compared(
-        loss_CK=loss_CK,
+        loss_CK=row_losses(kind, p_CV[:, None], logq_CKV, accepted_CK),
         correct_CK=draft_CKV.argmax(dim=-1) == chunk.greedy_C[:, None],
         accepted_CK=accepted_CK,
         entropy_C=-(p_CV * logp_CV.clamp(min=-1e30)).sum(dim=-1),
         slope_PV=None if slope_CKV is None else slope_CKV.view(draft_PV.shape).to(slope_dtype),
     )
+
+
+def _slopes(
+    kind: LossKind,
+    p_C1V: Tensor,
+    q_CKV: Tensor,
+    kept_C1V: Tensor,
+    accepted_CK: Tensor,
+    weights_CK1: Tensor,
+) -> Tensor:
+    """Gradient of the weighted losses by the draft logits."""
+    if kind == "soft_cross_entropy":
+        return (q_CKV - p_C1V) * weights_CK1
+    accepted_CK1 = accepted_CK[..., None]
+    is_below_CKV = (q_CKV < kept_C1V).to(q_CKV.dtype)
+    refused_CKV = q_CKV * ((q_CKV * is_below_CKV).sum(dim=-1, keepdim=True) - is_below_CKV)
+    if kind == "acceptance":
+        return refused_CKV * torch.where(accepted_CK1 > TINY, weights_CK1 / accepted_CK1, 0.0)
+    share_CK1 = torch.exp(-BLEND_RATE * accepted_CK1)
+    return (share_CK1 * (q_CKV - p_C1V) + (1 - share_CK1) * refused_CKV) * weights_CK1
 
 
 def _some(targets: TargetRows, rows: slice) -> TargetRows:

@@ -3,11 +3,13 @@
 The target's row j is asked of index j-1-k at step k: the same row, K times.
 `soft_target_loss_plain` is the twin that writes everything out.
 
-Two losses. `soft_cross_entropy` is -sum p log q over the draft vocabulary, p renormalised on it.
+Three losses. `soft_cross_entropy` is -sum p log q over the draft vocabulary, p renormalised on it.
 `acceptance` is -log sum min(p, q), p over the whole vocabulary: the chance that a token drafted
 from q is kept. The logarithm is there because 1 - sum min(p, q) has a gradient in proportion to q,
 so that rows which the head gets entirely wrong would teach it nothing; divided by the sum, they
-teach as much as others.
+teach as much as others. `blend` is w times the first plus (1 - w)(1 - sum min(p, q)), where w is
+exp(-3 sum min(p, q)): far from the target the cross-entropy leads, near it what is accepted.
+p is that of the target at the temperature of `DraftReadout`.
 
 Legend: T tokens, R rows with a label, K draft steps, D hidden size, V draft vocabulary.
 """
@@ -29,6 +31,9 @@ from fledge.ops.wide_product import wide_product
 TINY = 1e-30
 """Least acceptance that a logarithm is taken of."""
 
+BLEND_RATE = 3.0
+"""How fast a blend turns from the cross-entropy as acceptance grows."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftReadout:
@@ -38,9 +43,10 @@ class DraftReadout:
     bias_V: Tensor | None = None
     scale: float = 1.0
     soft_cap: float | None = None
+    temperature: float = 1.0
 
     def logits(self, final_RD: Tensor) -> Tensor:
-        """Wide logits [R, V]."""
+        """Wide logits [R, V], divided by the temperature."""
         logits_RV = wide_product(final_RD.to(self.weight_VD.dtype), self.weight_VD.T)
         if self.bias_V is not None:
             logits_RV = logits_RV + self.bias_V
@@ -48,6 +54,8 @@ class DraftReadout:
             logits_RV = logits_RV * self.scale
         if self.soft_cap is not None:
             logits_RV = self.soft_cap * torch.tanh(logits_RV / self.soft_cap)
+        if self.temperature != 1.0:
+            logits_RV = logits_RV / self.temperature
         return logits_RV
 
 
@@ -135,12 +143,10 @@ def soft_target_loss_plain(
         index_R = labels.index_RK[:, step].clamp(max=labels.num_indices - 1)
         logits_RV = F.linear(normed_TD[index_R], lm_head_VD)
         logq_RV = logits_RV.to(p_RV.dtype).log_softmax(dim=-1)
-        with torch.set_grad_enabled(kind == "acceptance" and torch.is_grad_enabled()):
+        is_measured = kind == "soft_cross_entropy"
+        with torch.set_grad_enabled(not is_measured and torch.is_grad_enabled()):
             accepted_R = torch.minimum(kept_RV, logq_RV.exp()).sum(dim=-1)
-        if kind == "soft_cross_entropy":
-            loss_R = -(p_RV * logq_RV).sum(dim=-1)
-        else:
-            loss_R = -accepted_R.clamp(min=TINY).log()
+        loss_R = row_losses(kind, p_RV, logq_RV, accepted_R)
         losses.append(loss_R * (is_asked_R & labels.counts_R))
         corrects.append((logits_RV.argmax(dim=-1) == labels.greedy_R) & is_asked_R)
         accepts.append(accepted_R.detach() * is_asked_R)
@@ -157,6 +163,17 @@ def soft_target_loss_plain(
         accepted_RK=accepted_RK,
         entropy_R=-(p_RV * logp_RV.clamp(min=-1e30)).sum(dim=-1),
     )
+
+
+def row_losses(kind: LossKind, p: Tensor, logq: Tensor, accepted: Tensor) -> Tensor:
+    """Losses of distributions along the last dimension, with their sums of min(p, q)."""
+    if kind == "acceptance":
+        return -accepted.clamp(min=TINY).log()
+    cross_entropy = -(p * logq).sum(dim=-1)
+    if kind == "soft_cross_entropy":
+        return cross_entropy
+    share = torch.exp(-BLEND_RATE * accepted.detach())
+    return share * cross_entropy + (1 - share) * (1 - accepted)
 
 
 def chain_weights(accepted_TK: Tensor, index_RK: Tensor) -> Tensor:

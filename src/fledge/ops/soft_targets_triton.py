@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fledge.contracts.train_settings import LossKind
 from fledge.ops.soft_target_chunks import Chunk, Compared
-from fledge.ops.soft_targets import TINY
+from fledge.ops.soft_targets import BLEND_RATE, TINY
 
 _MAX_BLOCK = 4096
 _NOTHING = tl.constexpr(float("-inf"))
@@ -56,10 +56,12 @@ def _pair_kernel(
     accepted_ptr,
     slope_ptr,
     tiny,
+    blend_rate,
     NUM_STEPS: tl.constexpr,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_ACCEPTANCE: tl.constexpr,
+    IS_BLEND: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
 ):
     pair = tl.program_id(0).to(tl.int64)
@@ -94,26 +96,34 @@ def _pair_kernel(
         q = tl.exp(logits - lse)
         p = tl.exp(target - target_lse)
         accepted += tl.sum(tl.minimum(q, p * mass), axis=0)
-        if IS_ACCEPTANCE:
+        if IS_ACCEPTANCE or IS_BLEND:
             below += tl.sum(tl.where(q < p * mass, q, 0.0), axis=0)
         elif HAS_SLOPE:
             slope = (q - p) * weight
             place = slope_ptr + pair * VOCAB + at
             tl.store(place, slope.to(slope_ptr.dtype.element_ty), at < VOCAB)
-    if IS_ACCEPTANCE and HAS_SLOPE:
-        factor = tl.where(accepted > tiny, weight / tl.maximum(accepted, tiny), 0.0)
+    loss = lse - expected
+    toward_p = 0.0
+    toward_kept = 0.0
+    if IS_ACCEPTANCE:
+        loss = -tl.log(tl.maximum(accepted, tiny))
+        toward_kept = tl.where(accepted > tiny, weight / tl.maximum(accepted, tiny), 0.0)
+    if IS_BLEND:
+        share = tl.exp(-blend_rate * accepted)
+        loss = share * loss + (1.0 - share) * (1.0 - accepted)
+        toward_p = share * weight
+        toward_kept = weight - toward_p
+    if (IS_ACCEPTANCE or IS_BLEND) and HAS_SLOPE:
         for start in range(0, VOCAB, BLOCK):
             at = start + lane
             logits = tl.load(draft_ptr + pair * VOCAB + at, at < VOCAB, _NOTHING)
             target = tl.load(target_ptr + row * VOCAB + at, at < VOCAB, _NOTHING)
             q = tl.exp(logits - lse)
-            is_below = tl.where(q < tl.exp(target - target_lse) * mass, 1.0, 0.0)
-            slope = q * (below - is_below) * factor
+            p = tl.exp(target - target_lse)
+            is_below = tl.where(q < p * mass, 1.0, 0.0)
+            slope = q * (below - is_below) * toward_kept + (q - p) * toward_p
             place = slope_ptr + pair * VOCAB + at
             tl.store(place, slope.to(slope_ptr.dtype.element_ty), at < VOCAB)
-    loss = lse - expected
-    if IS_ACCEPTANCE:
-        loss = -tl.log(tl.maximum(accepted, tiny))
     tl.store(loss_ptr + pair, loss)
     tl.store(correct_ptr + pair, best == tl.load(greedy_ptr + row))
     tl.store(accepted_ptr + pair, accepted)
@@ -151,10 +161,12 @@ def compare_rows_fused(
             accepted_CK,
             draft_PV if slope_PV is None else slope_PV,
             TINY,
+            BLEND_RATE,
             NUM_STEPS=num_steps,
             VOCAB=vocab_size,
             BLOCK=block,
             IS_ACCEPTANCE=kind == "acceptance",
+            IS_BLEND=kind == "blend",
             HAS_SLOPE=slope_PV is not None,
             num_warps=8,
         )

@@ -20,6 +20,7 @@ def _weigh_kernel(
     log_part_ptr,
     log_share_ptr,
     vocab_size,
+    sharpness,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -40,23 +41,27 @@ def _weigh_kernel(
         higher = tl.maximum(top, highest)
         # Until a token with any probability was seen there is nothing to subtract.
         base = tl.where(higher == _NOTHING, 0.0, higher)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(logits - base), axis=0)
+        shrunk = tl.exp((top - base) * sharpness)
+        total = total * shrunk + tl.sum(tl.exp((logits - base) * sharpness), axis=0)
         top = higher
         part = tl.where(is_part, logits, _NOTHING)
         part_higher = tl.maximum(part_top, tl.max(part, axis=0))
         part_base = tl.where(part_higher == _NOTHING, 0.0, part_higher)
-        part_total = part_total * tl.exp(part_top - part_base) + tl.sum(
-            tl.exp(part - part_base), axis=0
+        part_shrunk = tl.exp((part_top - part_base) * sharpness)
+        part_total = part_total * part_shrunk + tl.sum(
+            tl.exp((part - part_base) * sharpness), axis=0
         )
         part_top = part_higher
     # The two tops are often the same, and their difference is then exactly nothing.
-    log_share = (part_top - top) + tl.log(part_total / total)
+    log_share = (part_top - top) * sharpness + tl.log(part_total / total)
     tl.store(greedy_ptr + row, best)
-    tl.store(log_part_ptr + row, part_top + tl.log(part_total))
+    tl.store(log_part_ptr + row, part_top * sharpness + tl.log(part_total))
     tl.store(log_share_ptr + row, tl.where(log_share > 0.0, 0.0, log_share))
 
 
-def weigh_part_fused(logits_PV: Tensor, is_part_V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def weigh_part_fused(
+    logits_PV: Tensor, is_part_V: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Greedy tokens, logs of the part's sum and of its share of all probability."""
     num_rows, vocab_size = logits_PV.shape
     device = logits_PV.device
@@ -69,6 +74,7 @@ def weigh_part_fused(logits_PV: Tensor, is_part_V: Tensor) -> tuple[Tensor, Tens
         log_part_P,
         log_share_P,
         vocab_size,
+        1 / temperature,
         BLOCK=min(_MAX_BLOCK, triton.next_power_of_2(vocab_size)),
         num_warps=8,
     )

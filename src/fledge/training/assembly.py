@@ -17,7 +17,7 @@ from fledge.training.distributed import Processes, wrap
 from fledge.training.feature_sizes import measure_sizes
 from fledge.training.head_init import make_head
 from fledge.training.measuring import Measurer, make_decoder, pack_held_out
-from fledge.training.offline import OfflineSource
+from fledge.training.offline import OfflineSource, TemperedShare
 from fledge.training.online import OnlineSource
 from fledge.training.optimizer import Optimizer
 from fledge.training.order import Division, TrainingOrder, divide, from_sources, some_of
@@ -121,13 +121,27 @@ def _units(
 def _source(
     given: TrainInput, settings: TrainSettings, target: Target, draft_ids_V: Tensor
 ) -> Source:
-    device = given.device
+    device, temperature = given.device, settings.loss.target_temperature
     padded_to = settings.micro_tokens if device.type == "cuda" else None
     if isinstance(given.inside, FeatureStore):
-        dtype = _compute_dtype(settings, device)
-        return OfflineSource(given.inside, device=device, dtype=dtype, padded_to=padded_to)
+        tempered = None
+        if temperature != 1:
+            tempered = TemperedShare(target.readout, draft_ids_V.to(device), temperature)
+        return OfflineSource(
+            given.inside,
+            device=device,
+            dtype=_compute_dtype(settings, device),
+            padded_to=padded_to,
+            tempered=tempered,
+        )
     return OnlineSource(
-        given.inside, given.samples, target, given.taps, draft_ids_V, padded_to=padded_to
+        given.inside,
+        given.samples,
+        target,
+        given.taps,
+        draft_ids_V,
+        temperature=temperature,
+        padded_to=padded_to,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fledge.contracts.errors import CapacityError, MismatchError, TrainingError
+from fledge.contracts.errors import CapacityError, ConfigError, MismatchError, TrainingError
 from fledge.contracts.train_settings import TrainSettings
 from fledge.ops.micro_batch import MicroBatch
 
@@ -106,6 +106,17 @@ def refuse_other_layers(where: object, found: Sequence[int], asked: Sequence[int
             f"{where} holds features of the completed layers {list(found)}, and the recipe asks "
             f"for {list(asked)} (capture.layers); capture them, or train with the recipe that "
             "these were captured with."
+        )
+
+
+def refuse_tempered_tops(temperature: float) -> None:
+    """What was left out of a distribution at temperature 1 is missing at any other."""
+    if temperature != 1:
+        raise ConfigError(
+            f"train.loss.target_temperature is {temperature:g}, but the features hold the most "
+            "probable tokens at temperature 1 only, and what the others would have at "
+            f'{temperature:g} is not known; capture them with capture.target = "hidden", train '
+            "with --corpus, or set it to 1."
         )
 
 

@@ -29,10 +29,14 @@ class OnlineSource:
         taps: Sequence[int],
         draft_ids_V: Tensor,
         *,
+        temperature: float = 1.0,
         padded_to: int | None = None,
     ) -> None:
-        """`samples` are those of `list_corpus`; batches are filled up to `padded_to` tokens."""
-        self._padded_to = padded_to
+        """`samples` are those of `list_corpus`; batches are filled up to `padded_to` tokens.
+
+        The draft vocabulary's share is that at the temperature.
+        """
+        self._padded_to, self._temperature = padded_to, temperature
         self.samples = samples
         self._corpus, self._target, self._taps = corpus, target, tuple(taps)
         self._draft_ids_V = draft_ids_V.to(target.device)
@@ -76,7 +80,11 @@ class OnlineSource:
             documents=documents,
             features_TF=reading.features_TF,
             targets=describe_rows(
-                reading.final_TD, tensors["rows"], self._target.readout, self._draft_ids_V
+                reading.final_TD,
+                tensors["rows"],
+                self._target.readout,
+                self._draft_ids_V,
+                temperature=self._temperature,
             ),
             sample_numbers=host.sample_numbers,
             first_labels=host.first_labels,

@@ -22,7 +22,7 @@ from fledge.models.weights_identity import weights_identity
 from fledge.store.corpus import Corpus
 from fledge.store.manifest import CORPUS, FEATURES, HEAD, Manifest, Plan
 from fledge.store.vocab_map import VocabMap
-from fledge.training.faults import refuse_other_layers, refuse_other_target
+from fledge.training.faults import refuse_other_layers, refuse_other_target, refuse_tempered_tops
 from fledge.training.head_init import shape_head
 from fledge.training.offline import list_features
 from fledge.training.online import list_corpus
@@ -120,6 +120,8 @@ def open_input(
         given = _from_features(
             features, target, capture, is_capture_asked, device, needs_weights, progress
         )
+    if isinstance(given.inside, FeatureStore) and given.inside.layout.target == "topk":
+        refuse_tempered_tops(settings.loss.target_temperature)
     refuse_long_samples(given.samples, settings.micro_tokens)
     wanted = given.head_config(settings)
     if start is None:

@@ -41,6 +41,7 @@ from fledge.ops.soft_targets import (
     soft_target_loss_plain,
 )
 from fledge.ops.suffixes import reaching
+from fledge.training.faults import refuse_tempered_tops
 from fledge.training.step_sums import StepSums
 from fledge.training.ttt_steps import FastSteps, PlainSteps
 
@@ -101,7 +102,11 @@ class TTTModule(nn.Module):
             is_compiled = device.type == "cuda" and not is_plain
         # Neither parameters nor buffers: nobody may broadcast, shard or save the target's matrices.
         self._embedding_VD = embedding_VD.detach()
-        self._readout = None if readout is None else _at_draft_tokens(readout, head, compute_dtype)
+        self._readout = None
+        if readout is not None:
+            self._readout = _at_draft_tokens(
+                readout, head, compute_dtype, temperature=loss.target_temperature
+            )
         self._draft_of_target = torch.full((head.config.vocab_size,), -1, device=device)
         self._draft_of_target[head.draft_to_target_V] = torch.arange(
             head.config.draft_vocab_size, device=device
@@ -153,6 +158,8 @@ class TTTModule(nn.Module):
                 "the micro-batch has no top tokens, and its final hidden rows or the target's "
                 "output matrix are missing; give TTTModule the target's readout."
             )
+        if targets.top_ids_RC is not None:
+            refuse_tempered_tops(self.loss.target_temperature)
         if self.is_plain:
             lm_head_VD = lm_head_VD.to(self.compute_dtype)
         compare = soft_target_loss_plain if self.is_plain else soft_target_loss
@@ -188,12 +195,14 @@ def add_noise(features_TF: Tensor, share: float, generator: torch.Generator | No
     return features_TF * (1 + share * (2 * uniform_TF - 1)).to(features_TF.dtype)
 
 
-def _at_draft_tokens(readout: Readout, head: Eagle3Head, dtype: torch.dtype) -> DraftReadout:
+def _at_draft_tokens(
+    readout: Readout, head: Eagle3Head, dtype: torch.dtype, *, temperature: float
+) -> DraftReadout:
     """The target's output rows of the draft vocabulary."""
     ids_V = head.draft_to_target_V.to(readout.weight_VD.device)
     bias_V = None if readout.bias_V is None else readout.bias_V.detach()[ids_V].to(dtype)
     weight_VD = readout.weight_VD.detach()[ids_V].to(dtype)
-    return DraftReadout(weight_VD, bias_V, readout.scale, readout.soft_cap)
+    return DraftReadout(weight_VD, bias_V, readout.scale, readout.soft_cap, temperature)
 
 
 def _sum_up(rows: LossRows, labels: Labels) -> StepSums:

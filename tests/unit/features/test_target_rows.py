@@ -32,14 +32,14 @@ def test_what_is_kept_of_a_sample(mask: list[int], kept: int, labels: list[int])
     assert not labels or labels[-1] == feature_rows(kept) == read_tokens(kept) - 1
 
 
-def check_rows(top_k: int | None, soft_cap: float | None) -> None:
+def check_rows(top_k: int | None, soft_cap: float | None, temperature: float = 1.0) -> None:
     generator = torch.Generator().manual_seed(0)
     final = torch.randn(30, 16, generator=generator)
     readout = Readout(torch.randn(50, 16, generator=generator), None, 0.5, soft_cap)
     draft_ids = torch.tensor([3, 4, 10, 30, 49])
     rows = torch.tensor([1, 2, 7, 20, 21, 29])
-    found = describe_rows(final, rows, readout, draft_ids, top_k=top_k)
-    logits = readout.logits(final[rows]).double()
+    found = describe_rows(final, rows, readout, draft_ids, top_k=top_k, temperature=temperature)
+    logits = readout.logits(final[rows]).double() / temperature
     full = torch.log_softmax(logits, dim=-1)
     assert torch.equal(found.rows_R, rows)
     assert torch.equal(found.greedy_R, logits.argmax(-1))
@@ -68,3 +68,8 @@ def test_rows_whatever_fits_at_once(
 ) -> None:
     monkeypatch.setattr(target_rows, "_LOGITS_AT_ONCE", at_once)
     check_rows(top_k, soft_cap)
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_rows_at_a_temperature(top_k: int | None) -> None:
+    check_rows(top_k, 3.0, temperature=0.5)

@@ -25,10 +25,11 @@ def rows(vocab_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", [5, 64, 4096, 9000])
-def test_the_plain_way_is_exact(vocab_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+def test_the_plain_way_is_exact(vocab_size: int, dtype: torch.dtype, temperature: float) -> None:
     logits_PV, is_part_V = rows(vocab_size, dtype)
-    share = weigh_part_plain(logits_PV, is_part_V)
-    exact_PV = logits_PV.double()
+    share = weigh_part_plain(logits_PV, is_part_V, temperature=temperature)
+    exact_PV = logits_PV.double() / temperature
     log_part_P = exact_PV[:, is_part_V].logsumexp(-1)
     assert share.greedy_P.tolist() == exact_PV.argmax(-1).tolist()
     torch.testing.assert_close(share.log_part_P.double(), log_part_P, rtol=1e-5, atol=1e-5)
@@ -39,13 +40,17 @@ def test_the_plain_way_is_exact(vocab_size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel runs on the GPU instead")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocab_size", [5, 64, 4096, 9000])
-def test_the_kernel_equals_its_twin(vocab_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("vocab_size", "temperature"), [(5, 1.0), (64, 0.5), (4096, 1.0), (9000, 0.7), (9000, 3.0)]
+)
+def test_the_kernel_equals_its_twin(
+    vocab_size: int, dtype: torch.dtype, temperature: float
+) -> None:
     pytest.importorskip("triton")
     logits_PV, is_part_V = rows(vocab_size, dtype)
     with choose_kernels("triton"):
-        fused = weigh_part(logits_PV, is_part_V)
-    plain = weigh_part(logits_PV, is_part_V)
+        fused = weigh_part(logits_PV, is_part_V, temperature=temperature)
+    plain = weigh_part(logits_PV, is_part_V, temperature=temperature)
     assert fused.greedy_P.tolist() == plain.greedy_P.tolist()
     torch.testing.assert_close(fused.log_part_P, plain.log_part_P, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(fused.log_share_P, plain.log_share_P, rtol=1e-5, atol=2e-5)

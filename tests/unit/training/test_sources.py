@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,11 +80,19 @@ def test_both_ways_give_the_same_micro_batches(
     assert np.array_equal(said.loss_mask, stored.loss_mask)
 
 
-@pytest.mark.parametrize("kind", ["soft_cross_entropy", "acceptance"])
+@pytest.mark.parametrize(
+    "loss",
+    [{}, {"kind": "acceptance", "target_temperature": 0.5}, {"kind": "blend"}],
+    ids=str,
+)
 def test_both_ways_of_training_have_the_same_losses(
-    tmp_path: Path, tiny_target: Path, tiny_corpus: Path, tiny_features: Path, kind: str
+    tmp_path: Path,
+    tiny_target: Path,
+    tiny_corpus: Path,
+    tiny_features: Path,
+    loss: dict[str, Any],
 ) -> None:
-    settings = with_loss(SHORT, kind=kind)
+    settings = with_loss(SHORT, **loss)
     run(tiny_target, tmp_path / "online", settings, corpus=tiny_corpus)
     run(tiny_target, tmp_path / "offline", settings, features=tiny_features)
     for name in ("train", "held_out"):
@@ -103,6 +112,12 @@ def test_rounded_features_and_tops_of_distributions_are_close(
         run_capture(tiny_corpus, tiny_target, tmp_path / f"features-{name}", capture)
         run(tiny_target, tmp_path / name, features=tmp_path / f"features-{name}")
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "online"), rel=0.03)
+    with pytest.raises(ConfigError, match=r"target_temperature is 0\.5, .* temperature 1 only"):
+        opened(
+            tiny_target,
+            features=tmp_path / "features-top",
+            settings=with_loss(SHORT, target_temperature=0.5),
+        )
 
 
 def test_padding_changes_nothing(tiny_target: Path, tiny_corpus: Path, loaded: Target) -> None:
