@@ -5,8 +5,8 @@
 
 All requests arrive at once; what counts is when each has its first token, and when the last of them
 has. An engine with a head and one without take turns on the same prompts, which differ from round
-to round; both have captured their cycles before, and the first rounds warm them up. The ratio is
-that of medians over rounds, with the 95% interval of resampled rounds.
+to round; one pair serves all cells and has captured its cycles before, and the first rounds of a
+cell warm it up. The ratio is that of medians over rounds, with the 95% interval of resampled ones.
 """
 
 import itertools
@@ -32,9 +32,6 @@ WARM_UPS = 2
 FEW_TOKENS = 4
 """Of an answer: with a single token the head would have nothing to read for."""
 
-CAPTURE_BUDGET_S = 20.0
-"""For each engine, before the first round: a server has captured its cycles by then."""
-
 GOAL = 1.05
 
 
@@ -55,11 +52,23 @@ def first_tokens_s(engine: Engine, prompts: Sequence[list[int]]) -> tuple[float,
     return statistics.mean(times), max(times)
 
 
-def cell(subject: Subject, way: str, size: int, length: int) -> dict[str, Any]:
+def captured_engines(subject: Subject, way: str) -> dict[str, Engine]:
+    """One without the head and one with it."""
+    options, engines = subject.options, {}
+    size, length = max(numbers(options.sizes)), max(numbers(options.lengths))
+    for name in (PLAIN, way):
+        engines[name] = subject.engine(name, size, length + FEW_TOKENS)
+        started = time.perf_counter()
+        num_graphs = engines[name].capture_ahead(budget_s=options.capture_s)
+        seconds = time.perf_counter() - started
+        print(f"{name}: {num_graphs} graphs captured ahead in {seconds:.1f} s", flush=True)
+    return engines
+
+
+def cell(
+    subject: Subject, engines: dict[str, Engine], way: str, size: int, length: int
+) -> dict[str, Any]:
     options = subject.options
-    engines = {name: subject.engine(name, size, length + FEW_TOKENS) for name in (PLAIN, way)}
-    for engine in engines.values():
-        engine.capture_ahead(budget_s=CAPTURE_BUDGET_S)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     prompts = subject.prompts(size * (options.rounds + WARM_UPS), length)
     for turn in range(options.rounds + WARM_UPS):
@@ -88,12 +97,14 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--sizes", default="1,32")
     parser.add_argument("--lengths", default="128,1024")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--capture-s", type=float, default=20.0, help="for each engine")
     options = parser.parse_args(None if words is None else list(words))
     subject = Subject.load(options, has_head=True)
     results = Results("time to the first token with a head and without", subject, way=options.way)
     cells = list(itertools.product(numbers(options.sizes), numbers(options.lengths)))
+    engines = captured_engines(subject, options.way)
     for size, length in results.left(cells):
-        results.add((size, length), cell(subject, options.way, size, length))
+        results.add((size, length), cell(subject, engines, options.way, size, length))
 
 
 if __name__ == "__main__":

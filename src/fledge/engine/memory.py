@@ -110,11 +110,13 @@ def allocate_cache(cache: PagedCache, target: Target) -> None:
                 )
             except torch.OutOfMemoryError as error:
                 num_tokens = max(one.num_slots for one in cache.target_memory.pools.values())
+                # Of what there was room for, a quarter is left to passes.
+                share = 0.75 * max(layer, 0.25) / target.num_layers
                 raise CapacityError(
                     f"{target.device} ran out of memory for a cache of {num_tokens} tokens, in "
                     f"layer {layer} of {target.num_layers}; lower cache_tokens to "
-                    f"{num_tokens * layer // max(1, target.num_layers) * 3 // 4} or less, lower "
-                    "max_requests, or end what else uses the device."
+                    f"{max(1, int(num_tokens * share))} or less, lower max_requests, or end what "
+                    "else uses the device."
                 ) from error
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fledge.contracts.errors import ArtifactError, MismatchError
+from fledge.contracts.errors import ArtifactError, CapacityError, MismatchError
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.head_dialects import config_to_json, json_to_config, ties_embeddings
@@ -30,6 +30,7 @@ from fledge.models.head_weights import WEIGHTS, read_weights
 from fledge.models.quiet import first_line
 from fledge.models.target import Target
 from fledge.store.cache_publish import publish_directory
+from fledge.store.capacity import format_bytes
 
 _CONFIG = "config.json"
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -120,7 +121,15 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
     if all((weight.device, weight.dtype) == place for weight in head.parameters()):
         return head
     # `to` changes a module in place, and the caller's head may serve elsewhere too.
-    return copy.deepcopy(head).to(device=target.device, dtype=target.dtype)
+    copied = copy.deepcopy(head)
+    try:
+        return copied.to(device=target.device, dtype=target.dtype)
+    except torch.OutOfMemoryError as error:
+        num_bytes = sum(weight.numel() for weight in head.parameters()) * target.dtype.itemsize
+        raise CapacityError(
+            f"the head needs {format_bytes(num_bytes)} on {target.device}, beside the target, and "
+            "they are not free there; end what else uses the device, or go without a head."
+        ) from error
 
 
 def save_head(head: Eagle3Head, directory: Path) -> None:

@@ -151,8 +151,9 @@ def test_tokens_that_a_device_cannot_give_are_refused_with_what_it_can(
     assert plan(832) == {None: 52}
 
 
+@pytest.mark.parametrize(("layers_that_fit", "tokens"), [(0, 75), (3, 909)])
 def test_memory_that_cannot_be_had_is_told_before_any_request(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, layers_that_fit: int, tokens: int
 ) -> None:
     target = target_of(tiny_model("llama"))
     cache = make_cache(target, NoDrafter(), EngineSettings(cache_tokens=1600))
@@ -162,7 +163,7 @@ def test_memory_that_cannot_be_had_is_told_before_any_request(
     hold, pool = KVPool.hold, make_cache(target, NoDrafter(), EngineSettings(cache_tokens=1600))
 
     def fail(self: KVPool, layer: int, *rest: Any) -> Any:
-        if layer == target.num_layers - 1 and self.num_slots > 1:
+        if layer == layers_that_fit and self.num_slots > 1:
             raise torch.OutOfMemoryError("no room")
         return hold(self, layer, *rest)
 
@@ -170,7 +171,7 @@ def test_memory_that_cannot_be_had_is_told_before_any_request(
     with pytest.raises(CapacityError) as caught:
         allocate_cache(pool, target)
     assert "cpu ran out of memory for a cache of 1616 tokens" in str(caught.value)
-    assert "lower cache_tokens to" in str(caught.value)
+    assert f"lower cache_tokens to {tokens} or less, lower max_requests" in str(caught.value)
 
 
 def test_one_block_that_holds_a_whole_request_is_enough() -> None:

@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fledge import Engine, SamplingParams
-from fledge.contracts.errors import ArtifactError, FledgeError, MismatchError
+from fledge.contracts.errors import ArtifactError, CapacityError, FledgeError, MismatchError
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import fit_to_target, load_head, save_head
 from fledge.models.target import Target
+from fledge.store.capacity import format_bytes
 from fledge.testing import target_of, tiny_head, tiny_model
 from tests.unit.models.head_on_disk import CONFIG, WEIGHTS, Files, assert_same
 
@@ -301,3 +302,18 @@ def test_saved_files_are_as_readable_as_each_other(tmp_path: Path) -> None:
     save_head(tiny_head(target_of(tiny_model())), tmp_path / "head")
     modes = {path.stat().st_mode for path in (tmp_path / "head").iterdir()}
     assert len(modes) == 1
+
+
+def test_a_head_that_does_not_fit_beside_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU in earnest: `tests/gpu/test_cuda_memory.py`."""
+    target = target_of(tiny_model("llama"))
+    head = tiny_head(target).double()
+
+    def fail(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Eagle3Head, "to", fail)
+    num_bytes = sum(weight.numel() * 4 for weight in head.parameters())
+    with pytest.raises(CapacityError, match="beside the target, and they are not free") as caught:
+        fit_to_target(head, target)
+    assert f"the head needs {format_bytes(num_bytes)} on cpu" in str(caught.value)
