@@ -2,7 +2,7 @@
 
     python tools/ship_head.py runs/smollm2/train --target smollm2-135m-instruct \
         --corpus runs/smollm2/tokenize --data runs/smollm2/prepare \
-        --select runs/smollm2/select --tuned cuda=runs/smollm2/tune --tuned cpu=tuned-cpu
+        --select runs/smollm2/select --tuned cuda=runs/smollm2/tune cpu=tuned-cpu
 
 HEAD is a directory of `fledge train`, or one of its checkpoints. Figures of the card come from the
 documents that are named here; a document about another head is refused. Run again with more
@@ -36,14 +36,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
     parser.add_argument("head", type=Path, help="directory of `fledge train`, or a checkpoint")
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--licence", default="Apache-2.0", help="licence of the head")
     parser.add_argument("--corpus", type=Path, help="directory of `fledge tokenize`")
-    parser.add_argument("--data", type=Path, action="append", default=[])
-    parser.add_argument("--select", type=Path, action="append", default=[])
-    parser.add_argument("--tuned", action="append", default=[], metavar="cpu|cuda=DIR")
-    parser.add_argument("--bench", type=Path, action="append", default=[])
+    parser.add_argument("--data", type=Path, **several)
+    parser.add_argument("--select", type=Path, **several)
+    parser.add_argument("--tuned", metavar="cpu=DIR|cuda=DIR", **several)
+    parser.add_argument("--bench", type=Path, **several)
     parser.add_argument("--root", type=Path, default=SHIPPED_HEADS)
     given = parser.parse_args()
     try:

@@ -16,11 +16,19 @@ def collect(*, device: str, commit: str | None = None) -> dict[str, object]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit or _git_commit(),
-        "command": shlex.join(["python", *(_without_home(word) for word in sys.argv)]),
+        "command": shlex.join([*_program(), *(_without_home(word) for word in sys.argv[1:])]),
         "device": device,
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
     }
+
+
+def _program() -> list[str]:
+    """How the program was started, in words that mean the same on another machine."""
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py":
+        return ["python", "-m", script.parent.name]
+    return ["fledge"] if script.name == "fledge" else ["python", _without_home(sys.argv[0])]
 
 
 def _without_home(word: str) -> str:

@@ -219,19 +219,39 @@ def _data(evidence: Evidence) -> list[str]:
 
 def _training(evidence: Evidence) -> str:
     settings, counts = evidence.training.plan.settings, evidence.training.counts
-    loss, optimizer, best = settings["loss"], settings["optimizer"], counts["best"]
+    # A run that stops after so many steps need not come to the end of its epochs.
+    epochs = "" if settings.get("max_steps") else f" in {settings['epochs']} epochs"
     rows = [
         ("steps", f"{counts['steps']:,}"),
         ("checkpoint", evidence.checkpoint or f"step {counts['best_step']:,}"),
-        ("tokens seen", f"{counts['tokens']:,} in {settings['epochs']} epochs"),
+        ("tokens seen", f"{counts['tokens']:,}{epochs}"),
+        ("sources, times an epoch", ", ".join(settings.get("sources", ()))),
         ("tokens a step", f"{settings['batch_tokens']:,}"),
-        ("loss", f"{loss['kind']}, {loss['steps']} draft steps, each {loss['step_decay']:g} of"
-         " the one before"),
-        ("learning rate", f"{optimizer['learning_rate']:g}"),
+        ("loss", _loss(settings["loss"])),
+        ("optimizer", _optimizer(settings["optimizer"])),
         ("seed", str(settings["seed"])),
-        ("accept length while training", _number(best.get("accept_length"))),
-    ]  # fmt: skip
-    return render_table(("", ""), rows, num_left=2)
+        ("accept length while training", _number(counts["best"].get("accept_length"))),
+    ]
+    return render_table(("", ""), [row for row in rows if row[1]], num_left=2)
+
+
+def _loss(loss: Document) -> str:
+    temperature, decay = loss.get("target_temperature", 1.0), loss["step_decay"]
+    parts = [f"{loss['kind']}, {loss['steps']} draft steps"]
+    if temperature != 1:
+        parts.append(f"the target's probabilities at temperature {temperature:g}")
+    if decay != 1:
+        parts.append(f"each {decay:g} of the one before")
+    if loss.get("chain_weights"):
+        parts.append("each by how likely the guesses before it are accepted")
+    return ", ".join(parts)
+
+
+def _optimizer(optimizer: Document) -> str:
+    rate = f"learning rate {optimizer['learning_rate']:g}"
+    if optimizer.get("kind") == "muon":
+        return f"Muon for matrices, rate {optimizer['muon_rate']:g}; AdamW for the rest, {rate}"
+    return f"AdamW, {rate}"
 
 
 def _commands(evidence: Evidence) -> str:

@@ -47,6 +47,7 @@ def ship_head(
     alias = catalogue.get(target)
     name = Path(target).name if alias is None else alias.name
     _check_target(evidence.training, resolve_target(target, progress=progress).directory, target)
+    _check_corpus(evidence)
     source = load_head(directory)
     strange = strange_weights(source)
     if strange is not None:
@@ -85,6 +86,18 @@ def _check_target(training: Manifest, directory: Path, target: str) -> None:
         )
 
 
+def _check_corpus(evidence: Evidence) -> None:
+    if evidence.corpus is None:
+        return
+    trained, given = evidence.training.plan.parents.get("corpus"), evidence.corpus.fingerprint
+    # Features are a parent of their own, and do not say here which corpus they come from.
+    if trained is not None and trained != given:
+        raise MismatchError(
+            f"the head was trained on the corpus {trained[:16]}, and the one given is "
+            f"{given[:16]}; name its own corpus."
+        )
+
+
 def _check_files(staging: Path, head: Eagle3Head) -> None:
     size = (staging / WEIGHTS).stat().st_size
     if size >= MOST_BYTES:
@@ -118,6 +131,11 @@ def _own_tunings(evidence: Evidence, known: set[str], name: str) -> dict[str, di
             )
         if document.get("state") != "finished" or document.get("best") is None:
             raise MismatchError(f"the tuning for {kind} is unfinished; run `fledge tune` again.")
+        if (document["device"] == "cpu") != (kind == "cpu"):
+            raise MismatchError(
+                f"the tuning for {kind} was made on {document['device']}; run `fledge tune` on "
+                f"such a device, or name another kind of {DEVICE_KINDS}."
+            )
         rows = [row for row in document["rows"] if row["state"] == "final"]
         found[kind] = _without_places({**document, "head": name, "rows": rows})
     return found

@@ -169,9 +169,45 @@ def test_the_card_says_what_was_measured(tmp_path: Path, head: Path, target: Pat
         "98.8% of what it said",
         "| checkpoint | step-00000014 |",
         "| tokens seen | 14,336 in 2 epochs |",
+        "| loss | soft_cross_entropy, 7 draft steps, each 0.8 of the one before |",
+        "| optimizer | AdamW, learning rate 0.001 |",
         "| licence of the head | MIT |",
     ):
         assert line in card
+
+
+def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Path) -> None:
+    plan = training_manifest(target).plan
+    settings = {
+        **plan.settings,
+        "max_steps": 28,
+        "sources": ["own*2", "math"],
+        "loss": {**plan.settings["loss"], "chain_weights": True, "target_temperature": 0.7},
+        "optimizer": {"kind": "muon", "learning_rate": 2e-3, "muon_rate": 0.05},
+    }
+    training = replace(training_manifest(target), plan=replace(plan, settings=settings))
+    training = trained_on(training, corpus().fingerprint)
+    shipped = ship_head(
+        head,
+        Evidence(training=training, corpus=corpus()),
+        target=str(target),
+        root=tmp_path,
+        licence="MIT",
+        progress=SilentProgress(),
+    )
+    card = (shipped.directory / "README.md").read_text()
+    for line in (
+        "| tokens seen | 14,336 |",
+        "| sources, times an epoch | own*2, math |",
+        "7 draft steps, the target's probabilities at temperature 0.7, "
+        "each 0.8 of the one before, each by how likely the guesses before it are accepted |",
+        "| optimizer | Muon for matrices, rate 0.05; AdamW for the rest, learning rate 0.002 |",
+    ):
+        assert line in card
+
+
+def trained_on(training: Manifest, corpus: str) -> Manifest:
+    return replace(training, plan=replace(training.plan, parents={"corpus": corpus}))
 
 
 Damage = Callable[[Evidence], Evidence]
@@ -197,6 +233,13 @@ FOREIGN = tuning("another head", "other weights")
             lambda given: replace(given, tunings={"tpu": FOREIGN}),
             MismatchError,
             "tpu is no kind of device",
+        ),
+        (
+            lambda given: replace(
+                given, training=trained_on(given.training, "an older corpus"), corpus=corpus()
+            ),
+            MismatchError,
+            "trained on the corpus an older corpus, and the one given is [0-9a-f]{16}; name its",
         ),
         (
             lambda given: replace(given, scorecards=[scorecard("another head")]),
@@ -225,6 +268,14 @@ def test_an_unfinished_tuning_is_refused(tmp_path: Path, head: Path, target: Pat
     document = tuning(fingerprint(head), weights_of(target), state="unfinished")
     with pytest.raises(MismatchError, match="the tuning for cpu is unfinished"):
         ship(head, target, tmp_path, tunings={"cpu": document})
+
+
+def test_a_tuning_on_another_kind_of_device_is_refused(
+    tmp_path: Path, head: Path, target: Path
+) -> None:
+    document = tuning(fingerprint(head), weights_of(target))
+    with pytest.raises(MismatchError, match="the tuning for cuda was made on cpu; run"):
+        ship(head, target, tmp_path, tunings={"cuda": document})
 
 
 def test_a_large_head_is_refused(

@@ -50,6 +50,7 @@ def test_a_checkpoint_becomes_a_shipped_head(
     assert "| gsm8k | 3.25" in card
     for options, message in (
         (("--select", tmp_path / "card.json"), "card.json is no scorecard"),
+        (("--tuned", f"cpu={tmp_path}", "here"), "tune.json cannot be read"),
         (("--tuned", "here"), "--tuned here is not of the form cpu=DIR"),
         (("--bench", tmp_path / "none"), "none cannot be read"),
     ):
