@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fledge.lab.shipping import CARD_NAME, MOST_BYTES
 from fledge.models.head_weights import WEIGHTS
-from fledge.models.shipped_heads import DEVICE_KINDS, find_shipped_head, list_shipped_heads
+from fledge.models.shipped_heads import find_shipped_head, list_shipped_heads
 from fledge.store.catalogue import CATALOGUE
 from fledge.store.manifest import MANIFEST_NAME
 
@@ -36,7 +36,7 @@ def test_shipped_heads_are_whole_and_the_default_of_their_targets() -> None:
         default = find_shipped_head(head.target)
         assert default is not None, f"{head.target} is made of another file by now"
         assert default.directory == head.directory
-        assert head.tuned_kinds == DEVICE_KINDS
+        assert "cpu" in head.tuned_kinds, "the demo runs on CPUs"
         files = {path.name: path for path in head.directory.iterdir()}
         assert files.keys() == {MANIFEST_NAME, *head.manifest.files}
         assert files[WEIGHTS].stat().st_size < MOST_BYTES
