@@ -6,7 +6,8 @@
 
 HEAD is a directory of `fledge train`, or one of its checkpoints. Figures of the card come from the
 documents that are named here; a document about another head is refused. Run again with more
-documents, it writes the directory anew.
+documents, it writes the directory anew. A head that went on from another one (`fledge train
+--from`) needs --earlier: the run of that head, or several, the first one first.
 """
 
 import argparse
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from fledge.cli.progress import terminal_progress
-from fledge.contracts.errors import ArtifactError, FledgeError
+from fledge.contracts.errors import ArtifactError, FledgeError, MismatchError
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.lab.head_card import Evidence
 from fledge.lab.shipping import is_about, ship_head
+from fledge.models.head_files import load_head
 from fledge.models.shipped_heads import SHIPPED_HEADS
 from fledge.store.capacity import format_bytes
-from fledge.store.manifest import MANIFEST_NAME, Manifest, read_manifest
+from fledge.store.manifest import HEAD, MANIFEST_NAME, Manifest, read_manifest
+from fledge.training.starting_head import StartingHead
 
 _FILES = {
     "scorecard": "scorecard.json",
@@ -41,6 +44,7 @@ def main() -> int:
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--licence", default="Apache-2.0", help="licence of the head")
     parser.add_argument("--corpus", type=Path, help="directory of `fledge tokenize`")
+    parser.add_argument("--earlier", type=Path, help="runs it went on from", **several)
     parser.add_argument("--data", type=Path, **several)
     parser.add_argument("--select", type=Path, **several)
     parser.add_argument("--tuned", metavar="cpu=DIR|cuda=DIR", **several)
@@ -48,8 +52,10 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=SHIPPED_HEADS)
     given = parser.parse_args()
     try:
+        training = _training(given.head)
         evidence = Evidence(
-            training=_training(given.head),
+            training=training,
+            earlier=_earlier(training, given.earlier),
             checkpoint=given.head.name if given.head.parent.name == "checkpoints" else None,
             corpus=None if given.corpus is None else read_manifest(given.corpus),
             data=[_read(path, "data") for path in given.data],
@@ -78,6 +84,21 @@ def _training(head: Path) -> Manifest:
         if (place / MANIFEST_NAME).is_file():
             return read_manifest(place)
     raise ArtifactError(f"{head} is neither a finished run of `fledge train` nor a checkpoint.")
+
+
+def _earlier(training: Manifest, runs: list[Path]) -> list[Manifest]:
+    """The runs before it, each checked to have made the head that the next one went on from."""
+    manifests = [_training(run) for run in runs]
+    made: list[str | None] = [None]
+    made += [StartingHead(run, load_head(run).float()).fingerprint for run in runs]
+    for before, run in zip(made, [*manifests, training], strict=True):
+        if run.plan.parents.get(HEAD) != before:
+            began = "another head" if HEAD in run.plan.parents else "no other head"
+            raise MismatchError(
+                f"the run of {run.provenance['date']} went on from {began}, and --earlier says "
+                "otherwise; name there the runs of the heads before it, the first one first."
+            )
+    return manifests
 
 
 def _tuning(typed: str) -> tuple[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fledge.data.markdown_table import render_table
 from fledge.lab.scorecard import shown
+from fledge.lab.training_table import render_training
 from fledge.models.head_config import HeadConfig
 from fledge.store.catalogue import Alias
 from fledge.store.manifest import Manifest
@@ -22,6 +23,9 @@ class Evidence:
 
     checkpoint: str | None = None
     """Name of the checkpoint, where it is not the one that training found best."""
+
+    earlier: Sequence[Manifest] = ()
+    """Of the runs before it, where it went on from their heads; the first one first."""
 
     corpus: Manifest | None = None
     """Of `fledge tokenize`."""
@@ -62,7 +66,7 @@ def render_card(
         *_benches(evidence.benches),
         *_data(evidence),
         "## Training",
-        _training(evidence),
+        *render_training([*evidence.earlier, evidence.training], evidence.checkpoint),
         "## Reproduce",
         _commands(evidence),
     ]
@@ -217,45 +221,9 @@ def _data(evidence: Evidence) -> list[str]:
     return ["## Data", *parts] if parts else []
 
 
-def _training(evidence: Evidence) -> str:
-    settings, counts = evidence.training.plan.settings, evidence.training.counts
-    # A run that stops after so many steps need not come to the end of its epochs.
-    epochs = "" if settings.get("max_steps") else f" in {settings['epochs']} epochs"
-    rows = [
-        ("steps", f"{counts['steps']:,}"),
-        ("checkpoint", evidence.checkpoint or f"step {counts['best_step']:,}"),
-        ("tokens seen", f"{counts['tokens']:,}{epochs}"),
-        ("sources, times an epoch", ", ".join(settings.get("sources", ()))),
-        ("tokens a step", f"{settings['batch_tokens']:,}"),
-        ("loss", _loss(settings["loss"])),
-        ("optimizer", _optimizer(settings["optimizer"])),
-        ("seed", str(settings["seed"])),
-        ("accept length while training", _number(counts["best"].get("accept_length"))),
-    ]
-    return render_table(("", ""), [row for row in rows if row[1]], num_left=2)
-
-
-def _loss(loss: Document) -> str:
-    temperature, decay = loss.get("target_temperature", 1.0), loss["step_decay"]
-    parts = [f"{loss['kind']}, {loss['steps']} draft steps"]
-    if temperature != 1:
-        parts.append(f"the target's probabilities at temperature {temperature:g}")
-    if decay != 1:
-        parts.append(f"each {decay:g} of the one before")
-    if loss.get("chain_weights"):
-        parts.append("each by how likely the guesses before it are accepted")
-    return ", ".join(parts)
-
-
-def _optimizer(optimizer: Document) -> str:
-    rate = f"learning rate {optimizer['learning_rate']:g}"
-    if optimizer.get("kind") == "muon":
-        return f"Muon for matrices, rate {optimizer['muon_rate']:g}; AdamW for the rest, {rate}"
-    return f"AdamW, {rate}"
-
-
 def _commands(evidence: Evidence) -> str:
-    sources: list[tuple[str, Mapping[str, Any]]] = [("train", evidence.training.provenance)]
+    runs = (*evidence.earlier, evidence.training)
+    sources: list[tuple[str, Mapping[str, Any]]] = [("train", run.provenance) for run in runs]
     if evidence.corpus is not None:
         sources.insert(0, ("tokenize", evidence.corpus.provenance))
     sources += [("select", card["provenance"]) for card in evidence.scorecards]
