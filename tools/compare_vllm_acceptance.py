@@ -42,6 +42,7 @@ from fledge.interop.engines.job import EngineRun, run_in_engine
 from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
 from fledge.models.target_facts import read_facts
+from fledge.models.weights_identity import weights_identity
 
 ENGINES: tuple[OutsideEngine, ...] = ("vllm", "sglang")
 TEXT_KEYS = ("prompt", "question", "instruction", "text")
@@ -230,7 +231,8 @@ def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
             "tokens_per_s": sum(len(one.token_ids) for one in completions) / seconds,
         }
     took = time.perf_counter() - start
-    return {"groups": measured, "took_s": took, **how_run(options)}
+    identity = weights_identity(head) if head else None
+    return {"groups": measured, "took_s": took, "head_weights": identity, **how_run(options)}
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -273,6 +275,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         options.engine: theirs["version"],
         "engine_options": theirs["engine_options"],
         "target": Path(options.target).name,
+        "head_weights": ours.get("head_weights"),
         "depth": ours["depth"],
         "dtype": ours["dtype"],
         "near_tie_nats": NEAR_TIE,
