@@ -81,9 +81,9 @@ def test_a_head_is_trained_further(
     assert read_manifest(tmp_path / "second").plan.parents.keys() == {"corpus", "head"}
     later, earlier = (curve(tmp_path / name)[0][1]["loss"] for name in ("second", "first"))
     assert later < earlier
-    refused = run(*onward, "--set", "train.head.mlp_width=20")
+    refused = run(*onward, "--set", "train.head.fc_norm=true")
     assert refused.exit_code != 0
-    assert "intermediate_size" in refused.stderr
+    assert "train.head.fc_norm=false" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

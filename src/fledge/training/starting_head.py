@@ -1,7 +1,8 @@
 """A head that training goes on from: other data, another loss, another draft vocabulary.
 
-Its layer is taken as it is. Output rows are taken by token: a token that it did not draft before
-begins with the target's own row, like those of a new head.
+Its layer is taken as it is. A wider MLP begins by doing the same: what is new reads at random and
+writes nothing yet. Output rows are taken by token: a token that it did not draft before begins with
+the target's own row, like those of a new head.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import load_head
 
 _MAY_DIFFER = ("draft_vocab_size", "max_position_embeddings", "taps")
+_MLP_INPUTS, _MLP_OUTPUT = ("gate_proj.weight", "up_proj.weight"), "down_proj.weight"
 _REMEDIES = {
     "intermediate_size": "--set train.head.mlp_width={}",
     "sliding_window": "--set train.head.sliding_window={}",
@@ -56,8 +58,21 @@ class StartingHead:
         is_shared_V = old_V >= 0
         rows_VD = new.lm_head.weight.detach().clone()
         rows_VD[is_shared_V] = self.head.lm_head.weight[old_V[is_shared_V]]
-        new.load_state_dict({**self.head.state_dict(), "lm_head.weight": rows_VD})
+        widened = {
+            name: _widened(name, old, new.get_parameter(name).detach())
+            for name, old in self.head.named_parameters()
+        }
+        new.load_state_dict({**widened, "lm_head.weight": rows_VD})
         return int(is_shared_V.sum())
+
+
+def _widened(name: str, old: Tensor, new: Tensor) -> Tensor:
+    """The old weight, in as many rows or columns as the new one has."""
+    if name.endswith(_MLP_INPUTS):
+        return torch.cat([old, new[len(old) :]])
+    if name.endswith(_MLP_OUTPUT):
+        return torch.cat([old, torch.zeros_like(new[:, old.shape[1] :])], dim=1)
+    return old
 
 
 def open_starting_head(directory: Path, wanted: HeadConfig, *, num_layers: int) -> StartingHead:
@@ -81,7 +96,8 @@ def open_starting_head(directory: Path, wanted: HeadConfig, *, num_layers: int) 
 def _refuse_other_shape(directory: Path, found: HeadConfig, wanted: HeadConfig) -> None:
     for field in dataclasses.fields(HeadConfig):
         theirs, ours = getattr(found, field.name), getattr(wanted, field.name)
-        if theirs == ours or field.name in _MAY_DIFFER:
+        is_wider = field.name == "intermediate_size" and theirs < ours
+        if theirs == ours or is_wider or field.name in _MAY_DIFFER:
             continue
         remedy = "begin with a new head"
         if field.name in _REMEDIES:

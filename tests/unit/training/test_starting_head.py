@@ -28,6 +28,7 @@ from tests.unit.training.train_support import (
     with_optimizer,
 )
 
+MLP = "midlayer.mlp"
 GENTLE = with_optimizer(SHORT, learning_rate=1e-6)
 SHAPE = HeadConfig(
     hidden_size=16,
@@ -110,6 +111,18 @@ def test_output_rows_are_taken_by_token() -> None:
     assert torch.equal(new.fc.weight, old.fc.weight)
 
 
+def test_a_wider_head_begins_by_saying_the_same() -> None:
+    old = Eagle3Head(SHAPE, torch.tensor([3, 7, 20, 41]))
+    new = Eagle3Head(replace(SHAPE, intermediate_size=40), old.draft_to_target_V)
+    StartingHead(Path("old"), old).give_to(new)
+    mlps = [dict(head.named_modules())[MLP] for head in (old, new)]
+    hidden_TD = torch.randn(5, SHAPE.hidden_size)
+    with torch.no_grad():
+        first_TD, second_TD = (mlp(hidden_TD) for mlp in mlps)
+    torch.testing.assert_close(first_TD, second_TD)
+    assert new.get_parameter(f"{MLP}.gate_proj.weight")[24:].abs().sum() > 0
+
+
 def test_the_fingerprint_is_of_weights_and_tokens() -> None:
     head = Eagle3Head(SHAPE, torch.tensor([3, 7, 20, 41]))
     mark = StartingHead(Path("a"), head).fingerprint
@@ -122,9 +135,9 @@ def test_the_fingerprint_is_of_weights_and_tokens() -> None:
     ("changes", "message"),
     [
         (
-            {"intermediate_size": 40},
-            "intermediate_size 40, and the head to be trained 48; give --set "
-            "train.head.mlp_width=40",
+            {"intermediate_size": 56},
+            "intermediate_size 56, and the head to be trained 48; give --set "
+            "train.head.mlp_width=56",
         ),
         ({"fc_norm": True}, "fc_norm True.*train.head.fc_norm=true"),
         ({"sliding_window": 8}, "train.head.sliding_window=8"),
