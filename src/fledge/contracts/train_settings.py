@@ -182,6 +182,10 @@ class TrainSettings:
     hidden_noise: float = 0.0
     """Features get uniform noise of up to this share of their size."""
 
+    keep_readings: bool = False
+    """Training beside the target: it reads every sample once before the first step, and what it
+    said stays in the device's memory."""
+
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes one at each measurement."""
 

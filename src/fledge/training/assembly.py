@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fledge.contracts.progress import Progress
+from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
 from fledge.models.checked_target import load_checked_target
@@ -56,7 +56,11 @@ def load_target(given: TrainInput, settings: TrainSettings, progress: Progress) 
 
 
 def assemble(
-    given: TrainInput, settings: TrainSettings, target: Target, processes: Processes
+    given: TrainInput,
+    settings: TrainSettings,
+    target: Target,
+    processes: Processes,
+    progress: Progress | None = None,
 ) -> Parts:
     """Everything a trainer needs, on this process's device.
 
@@ -74,6 +78,9 @@ def assemble(
         given.start.give_to(head)
     exhibit = Eagle3Head(head.config, head.draft_to_target_V)
     source = _source(given, settings, target, head.draft_to_target_V)
+    if settings.keep_readings and isinstance(source, OnlineSource):
+        used = np.union1d(division.trained, division.held_out)
+        source.keep_readings(used, settings.micro_tokens, progress or SilentProgress())
     units = _units(head.to(given.device), source, division.trained, settings, processes)
     if units and given.start is None:
         with torch.no_grad():

@@ -50,6 +50,8 @@ def _memory_text(settings: TrainSettings, device: torch.device, what: str, longe
             f"tokenize with tokenize.max_tokens = {longest // 2} (the longest sample has {longest} "
             f"tokens) and lower train.micro_tokens from {micro}"
         )
+    if settings.keep_readings:
+        remedies.append("set train.keep_readings to false")
     if steps > 1:
         remedies.append(f"train.loss.steps from {steps} to {steps // 2}")
     if prompts > 1:

@@ -1,21 +1,27 @@
-"""Training beside a live target: it reads each micro-batch, and nothing is kept on disk."""
+"""Training beside a live target: it reads each micro-batch, and nothing is kept on disk.
 
-from collections.abc import Sequence
+Or it reads each sample once, and what it said stays in the device's memory.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fledge.contracts.progress import Progress
 from fledge.features.host_batch import HostBatch
 from fledge.features.label_rows import label_rows
 from fledge.features.sample_rows import count_rows
 from fledge.features.target_rows import describe_rows
 from fledge.models.target import Target
-from fledge.ops.documents import make_documents
-from fledge.ops.micro_batch import MicroBatch
+from fledge.ops.documents import Documents, make_documents
+from fledge.ops.micro_batch import MicroBatch, TargetRows
 from fledge.store.corpus import Corpus
 from fledge.store.row_hash import conversation_hash
-from fledge.training.sources import Said, SampleTable, padded
+from fledge.training.kept_readings import KeptReadings, KeptSizes, consecutive
+from fledge.training.sources import Said, SampleTable, iterate, padded
 
 
 class OnlineSource:
@@ -40,6 +46,7 @@ class OnlineSource:
         self.samples = samples
         self._corpus, self._target, self._taps = corpus, target, tuple(taps)
         self._draft_ids_V = draft_ids_V.to(target.device)
+        self._kept: KeptReadings | None = None
 
     @property
     def device(self) -> torch.device:
@@ -73,23 +80,61 @@ class OnlineSource:
             name: tensor.to(self.device, non_blocking=True) for name, tensor in host.tensors.items()
         }
         documents = make_documents(host.lengths, self.device)
-        reading = self._target.read(tensors["token_ids"], documents, self._taps)
+        if self._kept is not None:
+            features_TF, targets = self._kept.find(host.sample_numbers, tensors["rows"])
+        else:
+            features_TF, targets = self._read(tensors, documents)
         batch = MicroBatch(
             token_ids_T=tensors["token_ids"],
             loss_mask_T=tensors["loss_mask"],
             documents=documents,
-            features_TF=reading.features_TF,
-            targets=describe_rows(
-                reading.final_TD,
-                tensors["rows"],
-                self._target.readout,
-                self._draft_ids_V,
-                temperature=self._temperature,
-            ),
+            features_TF=features_TF,
+            targets=targets,
             sample_numbers=host.sample_numbers,
             first_labels=host.first_labels,
         )
         return padded(batch, self._padded_to)
+
+    def _read(
+        self, tensors: Mapping[str, Tensor], documents: Documents
+    ) -> tuple[Tensor, TargetRows]:
+        reading = self._target.read(tensors["token_ids"], documents, self._taps)
+        targets = describe_rows(
+            reading.final_TD,
+            tensors["rows"],
+            self._target.readout,
+            self._draft_ids_V,
+            temperature=self._temperature,
+        )
+        return reading.features_TF, targets
+
+    def keep_readings(
+        self, positions: NDArray[np.int64], micro_tokens: int, progress: Progress
+    ) -> None:
+        """Have the target read these samples now; from here on no others may be asked for.
+
+        `positions` are ascending.
+        """
+        sizes = kept_sizes(self._corpus, self.samples, positions)
+        kept = KeptReadings(
+            sizes,
+            num_taps=len(self._taps),
+            hidden_size=self._target.readout.weight_VD.shape[1],
+            dtype=self._target.dtype,
+            device=self.device,
+        )
+        plans = (positions[list(one)].tolist() for one in consecutive(sizes.lengths, micro_tokens))
+        padded_to, self._padded_to = self._padded_to, None
+        with progress.task("reading the corpus", int(sizes.lengths.sum()), "tokens") as task:
+            for batch in iterate(self, plans):
+                kept.add(batch.sample_numbers, batch.features_TF, batch.targets)
+                task.advance(batch.documents.num_tokens)
+        self._padded_to, self._kept = padded_to, kept
+
+
+def kept_sizes(corpus: Corpus, samples: SampleTable, positions: NDArray[np.int64]) -> KeptSizes:
+    numbers = samples.numbers[positions]
+    return KeptSizes(numbers, samples.lengths[positions], count_rows(corpus).labels[numbers])
 
 
 def list_corpus(corpus: Corpus) -> SampleTable:

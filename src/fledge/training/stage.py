@@ -67,7 +67,9 @@ def train(
             if stage is not None and isinstance(given.inside, Corpus):
                 given.inside.verify(shown)
             # Not held here: training from features may let go of most of the target.
-            parts = assemble(given, settings, target or load_target(given, settings, shown), ours)
+            parts = assemble(
+                given, settings, target or load_target(given, settings, shown), ours, shown
+            )
             _note_silence(parts, settings, shown)
             with translated_disk_errors(out, place="output"):
                 _run(parts, settings, out, ours, shown, watch=watch, has_plots=has_plots)

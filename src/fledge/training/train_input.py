@@ -120,14 +120,24 @@ def open_input(
         given = _from_features(
             features, target, capture, is_capture_asked, device, needs_weights, progress
         )
-    if isinstance(given.inside, FeatureStore) and given.inside.layout.target == "topk":
-        refuse_tempered_tops(settings.loss.target_temperature)
+    if isinstance(given.inside, FeatureStore):
+        _check_for_features(given.inside, settings)
     refuse_long_samples(given.samples, settings.micro_tokens)
     wanted = given.head_config(settings)
     if start is None:
         return given
     num_layers = int(given.config.num_hidden_layers)
     return replace(given, start=open_starting_head(start, wanted, num_layers=num_layers))
+
+
+def _check_for_features(store: FeatureStore, settings: TrainSettings) -> None:
+    if store.layout.target == "topk":
+        refuse_tempered_tops(settings.loss.target_temperature)
+    if settings.keep_readings:
+        raise ConfigError(
+            "train.keep_readings is true, and with --features no target reads anything; set it to "
+            "false, or train with --corpus."
+        )
 
 
 def _from_corpus(

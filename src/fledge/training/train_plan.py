@@ -3,13 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
 from fledge.models.head_config import HeadConfig
 from fledge.models.parameter_count import count_parameters
+from fledge.store.corpus import Corpus
 from fledge.training.assembly import make_order
 from fledge.training.cadence import Cadence
 from fledge.training.head_init import count_weights
+from fledge.training.kept_readings import KeptSizes
+from fledge.training.online import kept_sizes
+from fledge.training.order import Division
 from fledge.training.train_input import TrainInput
 
 _MASTER_BYTES = 4
@@ -64,6 +70,8 @@ def plan_training(
         num_checkpoints = min(num_checkpoints, max(settings.keep_checkpoints, _RESUMABLE) + 1)
     stored = (num_checkpoints + 1) * head_bytes + min(num_checkpoints, _RESUMABLE) * state_bytes
     target = count_parameters(given.config)
+    kept = _kept(given, settings, division)
+    read_tokens = order.num_tokens if kept is None else int(kept.lengths.sum())
     return TrainPlan(
         mode="features" if is_offline else "online",
         samples=len(division.trained),
@@ -79,12 +87,28 @@ def plan_training(
             (2 + _MOMENTS + has_average) * head_bytes
             + target.total * itemsize
             + _working_bytes(config, settings, itemsize)
+            + _kept_bytes(kept, config, itemsize)
         ),
         seconds=None
         if flops_per_s is None
-        else _seconds(
-            order.num_tokens, settings, weights, 0 if is_offline else target.active, flops_per_s
-        ),
+        else _head_seconds(order.num_tokens, settings, weights, flops_per_s)
+        + _read_seconds(0 if is_offline else read_tokens, target.active, flops_per_s),
+    )
+
+
+def _kept(given: TrainInput, settings: TrainSettings, division: Division) -> KeptSizes | None:
+    """What the target reads once, where it does."""
+    if not settings.keep_readings or not isinstance(given.inside, Corpus):
+        return None
+    used = np.union1d(division.trained, division.held_out)
+    return kept_sizes(given.inside, given.samples, used)
+
+
+def _kept_bytes(kept: KeptSizes | None, config: HeadConfig, itemsize: int) -> int:
+    if kept is None:
+        return 0
+    return kept.num_bytes(
+        num_taps=config.num_taps, hidden_size=config.target_hidden_size, itemsize=itemsize
     )
 
 
@@ -95,12 +119,13 @@ def _working_bytes(config: HeadConfig, settings: TrainSettings, itemsize: int) -
     return settings.micro_tokens * itemsize * (settings.loss.steps * of_a_step + features)
 
 
-def _seconds(
-    tokens: int, settings: TrainSettings, weights: int, target_weights: int, flops_per_s: float
-) -> float:
+def _head_seconds(tokens: int, settings: TrainSettings, weights: int, flops_per_s: float) -> float:
     """Two operations a weight and token forward, four backward, at each draft step."""
-    head = 6 * weights * settings.loss.steps * tokens / (_HEAD_SHARE * flops_per_s)
-    return head + 2 * target_weights * tokens / (_TARGET_SHARE * flops_per_s)
+    return 6 * weights * settings.loss.steps * tokens / (_HEAD_SHARE * flops_per_s)
+
+
+def _read_seconds(tokens: int, target_weights: int, flops_per_s: float) -> float:
+    return 2 * target_weights * tokens / (_TARGET_SHARE * flops_per_s)
 
 
 def needed_disk(plan: TrainPlan, out: Path) -> int:

@@ -59,6 +59,13 @@ def test_a_micro_batch_is_not_made_smaller_than_its_samples() -> None:
         raise MemoryError
 
 
+def test_what_is_kept_may_be_let_go() -> None:
+    settings = replace(SHORT, keep_readings=True)
+    message = r"or set train\.keep_readings to false"
+    with pytest.raises(CapacityError, match=message), explained(settings, longest=20):
+        raise MemoryError
+
+
 def test_other_failures_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shapes"), explained(SHORT, longest=40):
         raise RuntimeError("shapes do not match")
