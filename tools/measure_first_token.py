@@ -100,9 +100,9 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--capture-s", type=float, default=20.0, help="for each engine")
     options = parser.parse_args(None if words is None else list(words))
     subject = Subject.load(options, has_head=True)
+    engines = captured_engines(subject, options.way)
     results = Results("time to the first token with a head and without", subject, way=options.way)
     cells = list(itertools.product(numbers(options.sizes), numbers(options.lengths)))
-    engines = captured_engines(subject, options.way)
     for size, length in results.left(cells):
         results.add((size, length), cell(subject, engines, options.way, size, length))
 

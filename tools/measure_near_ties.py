@@ -137,10 +137,11 @@ def main() -> None:
     parser.add_argument(
         "--num-transformers", type=int, default=len(PROMPTS), help="prompts for its generate"
     )
+    parser.add_argument("--cache-tokens", type=int, default=0, help="of every engine")
     parser.add_argument("--commit", help="where the tree is not a git checkout")
     args = parser.parse_args()
 
-    settings = EngineSettings(graphs=args.graphs)
+    settings = EngineSettings(graphs=args.graphs, cache_tokens=args.cache_tokens)
     engine = Engine.load(args.target, settings=settings, dtype=args.dtype, device=args.device)
     target = engine.target
     params = SamplingParams(max_tokens=args.max_tokens)
@@ -185,7 +186,7 @@ def variants(
         drafter = ScriptedDrafter(
             answers, vocab_size=target.vocab_size, accuracy=accuracy, device=target.device, **TREE
         )
-        return Engine(target, drafter=drafter)
+        return Engine(target, drafter=drafter, settings=settings)
 
     found: dict[str, Callable[[], Engine]] = {
         "plain again": lambda: engine,
