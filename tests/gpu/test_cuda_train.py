@@ -20,7 +20,15 @@ from fledge.training.stage import train
 from fledge.training.train_input import open_input
 from fledge.training.trainer import Trainer
 from tests.unit.features.capture_support import random_samples, save_corpus
-from tests.unit.training.train_support import EXACT, LENGTHS, SHORT, curve, losses, with_held_out
+from tests.unit.training.train_support import (
+    EXACT,
+    LENGTHS,
+    SHORT,
+    curve,
+    losses,
+    with_held_out,
+    with_loss,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,8 +82,12 @@ def test_online_and_from_features_have_the_same_losses(
     assert len(curve(tmp_path / "online", "decode")) == 3
 
 
-def test_a_gpu_has_the_losses_of_a_cpu(tmp_path: Path, folder: Path) -> None:
-    settings = replace(SHORT, dtype="float32")
+@pytest.mark.parametrize("loss", [{}, {"kind": "blend", "target_temperature": 0.5}], ids=str)
+@pytest.mark.parametrize("keep_readings", [False, True], ids=["read", "kept"])
+def test_a_gpu_has_the_losses_of_a_cpu(
+    tmp_path: Path, folder: Path, loss: dict[str, Any], keep_readings: bool
+) -> None:
+    settings = replace(with_loss(SHORT, **loss), dtype="float32", keep_readings=keep_readings)
     run(folder, tmp_path / "cuda", settings)
     given = open_input(
         features=None,
@@ -108,7 +120,10 @@ def test_steps_never_wait_for_the_device(
     run(folder, tmp_path / "online", settings)
     features = capture_features(folder, torch.bfloat16)
     run(folder, tmp_path / "offline", settings, corpus=None, features=features)
-    assert len(curve(tmp_path / "online")) == len(curve(tmp_path / "offline")) == 8
+    kept = replace(with_loss(settings, target_temperature=0.5, early_steps=1), keep_readings=True)
+    run(folder, tmp_path / "kept", kept)
+    for name in ("online", "offline", "kept"):
+        assert len(curve(tmp_path / name)) == 8
 
 
 def test_the_state_before_a_bad_step_is_kept(

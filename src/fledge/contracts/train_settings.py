@@ -57,6 +57,12 @@ class LossSettings:
     steps: int = 7
     """Draft steps that training goes through: training-time test."""
 
+    early_steps: int = 0
+    """Draft steps of the first part of training, which is quicker with fewer; 0 takes `steps`."""
+
+    early_share: float = 0.5
+    """How much of training that part is."""
+
     step_decay: float = 0.8
     """Step k counts this to the power of k."""
 
@@ -77,8 +83,15 @@ class LossSettings:
     def __post_init__(self) -> None:
         check_range("target_temperature", self.target_temperature, 0.05, 10)
         check_range("steps", self.steps, 1, 32)
+        check_range("early_steps", self.early_steps, 0, self.steps)
+        check_range("early_share", self.early_share, 0, 1)
         check_range("step_decay", self.step_decay, 0.01, 1)
         check_range("feature_weight", self.feature_weight, 0)
+
+    def steps_at(self, done_share: float) -> int:
+        """Draft steps when this share of training is done."""
+        is_early = self.early_steps > 0 and done_share < self.early_share
+        return self.early_steps if is_early else self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

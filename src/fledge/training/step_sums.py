@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -50,6 +51,12 @@ def no_sums(num_steps: int, device: torch.device | None = None) -> StepSums:
     """Where adding begins."""
     shape = (len(StepSums._fields), num_steps)
     return unpacked(torch.zeros(shape, dtype=torch.float64, device=device))
+
+
+def lengthened(sums: StepSums, num_steps: int) -> StepSums:
+    """With nothing at the steps that were not taken."""
+    missing = num_steps - len(sums.loss_K)
+    return StepSums(*(F.pad(one, (0, missing)) for one in sums)) if missing else sums
 
 
 def add_sums(parts: Iterable[StepSums]) -> StepSums:

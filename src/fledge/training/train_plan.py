@@ -121,7 +121,10 @@ def _working_bytes(config: HeadConfig, settings: TrainSettings, itemsize: int) -
 
 def _head_seconds(tokens: int, settings: TrainSettings, weights: int, flops_per_s: float) -> float:
     """Two operations a weight and token forward, four backward, at each draft step."""
-    return 6 * weights * settings.loss.steps * tokens / (_HEAD_SHARE * flops_per_s)
+    loss = settings.loss
+    early = loss.early_share if loss.early_steps else 0.0
+    steps = early * loss.early_steps + (1 - early) * loss.steps
+    return 6 * weights * steps * tokens / (_HEAD_SHARE * flops_per_s)
 
 
 def _read_seconds(tokens: int, target_weights: int, flops_per_s: float) -> float:

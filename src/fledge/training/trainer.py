@@ -177,14 +177,17 @@ class Trainer:
         self._tokens += self._parts.order.tokens(step)
 
     def _denominators(self, step: int, loaded: Sequence[Loaded], flags: Sequence[bool]) -> Tensor:
-        """What the losses of each draft step are divided by, over all processes."""
-        num_steps = self._settings.loss.steps
+        """What the losses of each draft step are divided by, over all processes.
+
+        As many as there are draft steps by now.
+        """
+        num_steps = self._settings.loss.steps_at(step / self.num_steps)
         if self._settings.loss.mean == "positions":
             tokens = float(self._parts.order.tokens(step))
             return torch.full((num_steps,), tokens, device=self._device)
         counts = np.zeros(num_steps, np.int64)
         for one, is_counted in zip(loaded, flags, strict=True):
-            counts += one.labels_K * is_counted
+            counts += one.labels_K[:num_steps] * is_counted
         counts_K = torch.from_numpy(counts.astype(np.float32))
         return self._processes.sum(counts_K.to(self._device, non_blocking=True))
 

@@ -42,7 +42,7 @@ from fledge.ops.soft_targets import (
 )
 from fledge.ops.suffixes import reaching
 from fledge.training.faults import refuse_tempered_tops
-from fledge.training.step_sums import StepSums
+from fledge.training.step_sums import StepSums, lengthened
 from fledge.training.ttt_steps import FastSteps, PlainSteps
 
 
@@ -120,7 +120,11 @@ class TTTModule(nn.Module):
         denominators_K: Tensor,
         generator: torch.Generator | None = None,
     ) -> TTTResult:
-        """`denominators_K` are those of the whole optimizer step, over all processes."""
+        """`denominators_K` are those of the whole optimizer step, over all processes.
+
+        There may be fewer of them than the loss has steps: so many steps are taken.
+        """
+        num_steps = len(denominators_K)
         features_TF = batch.features_TF.to(self.compute_dtype)
         if self.hidden_noise and self.training:
             features_TF = add_noise(features_TF, self.hidden_noise, generator)
@@ -131,25 +135,25 @@ class TTTModule(nn.Module):
         }
         suffixes = None
         if not self.is_plain:
-            suffixes = reaching(batch.documents, batch.first_labels, self.loss.steps)
-        inputs = (batch, suffixes, features_TF, self._embedding_VD, self.loss.steps)
+            suffixes = reaching(batch.documents, batch.first_labels, num_steps)
+        inputs = (batch, suffixes, features_TF, self._embedding_VD, num_steps)
         normed: list[Tensor] = functional_call(self._steps[0], cast, inputs)
         labels = find_labels(
             batch.targets,
             batch.documents,
             suffixes,
             self._draft_of_target,
-            num_steps=self.loss.steps,
+            num_steps=num_steps,
             greedy_in_vocab_only=self.loss.greedy_in_vocab_only,
         )
-        steps_K = torch.arange(self.loss.steps, device=denominators_K.device)
+        steps_K = torch.arange(num_steps, device=denominators_K.device)
         weights_K = self.loss.step_decay**steps_K / denominators_K.clamp(min=1)
         rows = self._compare(normed, labels, weights_K)
         loss = rows.loss
         if self.loss.feature_weight:
             self._check_features(batch)
             loss = loss + self.loss.feature_weight * feature_loss(normed, labels, weights_K)
-        return TTTResult(loss, _sum_up(rows, labels))
+        return TTTResult(loss, lengthened(_sum_up(rows, labels), self.loss.steps))
 
     def _compare(self, normed: list[Tensor], labels: Labels, weights_K: Tensor) -> LossRows:
         targets, lm_head_VD = labels.targets, self.head.lm_head.weight
