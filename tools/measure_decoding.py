@@ -26,6 +26,7 @@ from capture_subjects import SHAPES
 from measured_engines import (
     ADAPTIVE,
     PLAIN,
+    chances,
     load_once,
     numbers,
     random_head,
@@ -197,7 +198,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--shape", choices=sorted(SHAPES))
     parser.add_argument("--head", type=Path, help="a head's directory; shapes have a random one")
     parser.add_argument("--draft-vocab", type=int, default=32000)
-    parser.add_argument("--rate", type=float)
+    parser.add_argument("--rate", type=chances, help="of a draft, or one a depth: 0.8,0.7,...")
     parser.add_argument("--sibling", type=float, default=0.0)
     parser.add_argument("--ways", default=PLAIN, help="plain,adaptive,5x1x5,...")
     parser.add_argument("--tree", default="6x8x40", help="the largest of adaptive")

@@ -38,6 +38,12 @@ def numbers(words: str) -> list[int]:
     return [int(word) for word in words.split(",")]
 
 
+def chances(words: str) -> float | tuple[float, ...]:
+    """One for all depths, or one for each with commas."""
+    found = tuple(float(word) for word in words.split(","))
+    return found if len(found) > 1 else found[0]
+
+
 def tree_of(way: str) -> TreeSettings:
     """Of depth x width x budget."""
     depth, width, budget = numbers(way.replace("x", ","))
@@ -52,7 +58,9 @@ def option_parser(description: str, *, budget_s: float) -> argparse.ArgumentPars
     which.add_argument("--shape", choices=sorted(SHAPES))
     parser.add_argument("--head", type=Path, help="a head's directory; a random one without")
     parser.add_argument("--draft-vocab", type=int, default=32000)
-    parser.add_argument("--rate", type=float, help="chance of a draft; 0.777 for a random head")
+    parser.add_argument(
+        "--rate", type=chances, help="of a draft, or one a depth; 0.777 for a random head"
+    )
     parser.add_argument("--sibling", type=float, default=0.3, help="chance of those beside it")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

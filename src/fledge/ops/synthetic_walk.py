@@ -18,7 +18,7 @@ from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.logit_rules import LogitRules
 from fledge.ops.noise import uniform
 from fledge.ops.sampling import SamplingBatch
-from fledge.ops.tree import TreeBatch, is_real
+from fledge.ops.tree import TreeBatch, depths, is_real
 
 _STREAM = 7
 
@@ -27,17 +27,24 @@ _STREAM = 7
 class SyntheticWalk:
     """A rule for walks, in place of `walk_gumbel`."""
 
-    first: float
-    """Chance of a node's first child, given the node."""
+    first: float | tuple[float, ...]
+    """Chance of a node's first child, given the node; one for all depths, or one for each, the last
+    of which holds below it too."""
 
     sibling: float = 0.0
     """Chance of each further child, given that those before it were wrong."""
 
     def __post_init__(self) -> None:
-        for name in ("first", "sibling"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"the chance {name} is {value}; it must be between 0 and 1.")
+        if not self._by_depth:
+            raise ConfigError("the chances first are none; give one a depth, or one number.")
+        for name, values in (("first", self._by_depth), ("sibling", (self.sibling,))):
+            for value in values:
+                if not 0.0 <= value <= 1.0:
+                    raise ConfigError(f"the chance {name} is {value}; it must be between 0 and 1.")
+
+    @property
+    def _by_depth(self) -> tuple[float, ...]:
+        return self.first if isinstance(self.first, tuple) else (self.first,)
 
     def __call__(
         self,
@@ -80,5 +87,11 @@ class SyntheticWalk:
         has_same_parent_BNN = tree.parents_BN[:, :, None] == tree.parents_BN[:, None, :]
         # The root is written as its own parent, and is nobody's sibling.
         before_BN = (has_same_parent_BNN & is_earlier_NN & (index_N > 0)).any(dim=2)
-        chance_BN = torch.where(before_BN, self.sibling, self.first)
+        *shallow, deepest = self._by_depth
+        chance_BN = torch.full_like(coins_BN, deepest)
+        if shallow:
+            depth_BN = depths(tree.parents_BN)
+            for depth, chance in enumerate(shallow, start=1):
+                chance_BN = torch.where(depth_BN == depth, chance, chance_BN)
+        chance_BN = torch.where(before_BN, self.sibling, chance_BN)
         return (coins_BN < chance_BN) & is_real(tree) & (index_N > 0)

@@ -51,6 +51,30 @@ def test_siblings_add_what_is_stated() -> None:
     assert torch.all(walk_of([0, 0, 1, 1], 2, SyntheticWalk(0.0)) == 1)
 
 
+def test_every_depth_has_its_own_chance() -> None:
+    rule = SyntheticWalk((0.9, 0.5, 0.2), sibling=0.4)
+    chain = walk_of([0, 0, 1, 2, 3], 4, rule)
+    reached = [0.9, 0.9 * 0.5, 0.9 * 0.5 * 0.2, 0.9 * 0.5 * 0.2 * 0.2]
+    for depth, chance in enumerate(reached, start=1):
+        assert float((chain > depth).double().mean()) == pytest.approx(chance, abs=0.03)
+    # Two children of the root, and two below the first of them.
+    tree = walk_of([0, 0, 0, 1, 1], 2, rule)
+    assert float((tree > 1).double().mean()) == pytest.approx(1 - 0.1 * 0.6, abs=0.03)
+    assert float((tree > 2).double().mean()) == pytest.approx(0.9 * (1 - 0.5 * 0.6), abs=0.03)
+
+
+def test_one_chance_for_each_depth_is_the_same_as_one_for_all() -> None:
+    parents = [0, 0, 0, 1, 1, 3, 3]
+    once, each = SyntheticWalk(0.6, sibling=0.3), SyntheticWalk((0.6, 0.6, 0.6), sibling=0.3)
+    assert torch.equal(walk_of(parents, 3, once), walk_of(parents, 3, each))
+
+
 def test_chances_are_chances() -> None:
+    with pytest.raises(ConfigError, match="the chances first are none; give one a depth"):
+        SyntheticWalk(())
+    with pytest.raises(ConfigError, match="the chance first is -1"):
+        SyntheticWalk((0.5, -1))
+    with pytest.raises(ConfigError, match="the chance sibling is 2"):
+        SyntheticWalk(0.5, sibling=2)
     with pytest.raises(ConfigError, match=r"first is 1.5; it must be between 0 and 1"):
         SyntheticWalk(1.5)
