@@ -262,7 +262,8 @@ def test_writes_land_where_the_twin_puts_them(dtype: torch.dtype) -> None:
         )
 
 
-def test_overlapping_moves_many_times() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_overlapping_moves_many_times(dtype: torch.dtype) -> None:
     """Shifts, swaps and cycles inside groups: each reads a row that another one writes."""
     generator = torch.Generator(device=CUDA).manual_seed(0)
     num_groups, size = 64, 24
@@ -270,7 +271,7 @@ def test_overlapping_moves_many_times() -> None:
     every = torch.arange(num_groups * size, device=CUDA)
     for layer in range(6):
         shape = (num_groups * size, 8, 128 if layer % 2 else 96)
-        keys = torch.randn(shape, generator=generator, device=CUDA).bfloat16()
+        keys = torch.randn(shape, generator=generator, device=CUDA).to(dtype)
         pool.write(layer, every, keys, keys + 1)
     for num_moves in [1, 2, 7, 16, 24]:
         for _ in range(20):
