@@ -230,9 +230,8 @@ def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
             "accepted_at_position": acceptance.accepted_at_position if head else (),
             "tokens_per_s": sum(len(one.token_ids) for one in completions) / seconds,
         }
-    took = time.perf_counter() - start
-    identity = weights_identity(head) if head else None
-    return {"groups": measured, "took_s": took, "head_weights": identity, **how_run(options)}
+    facts = {"took_s": time.perf_counter() - start, **how_run(options)}
+    return {"groups": measured, "head_weights": head and weights_identity(head), **facts}
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:

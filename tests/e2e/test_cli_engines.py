@@ -4,18 +4,23 @@ from pathlib import Path
 
 import pytest
 
+from fledge.cli.options import ENGINE, TREE
 from fledge.models.head_files import save_head
 from fledge.testing import target_of, tiny_head, tiny_model, tiny_tokenizer
 from tests.e2e.conftest import RunProgram
+
+
+def save_exportable(directory: Path) -> None:
+    """A target of four layers has no three default ones."""
+    model = target_of(tiny_model("llama", vocab_size=len(tiny_tokenizer())))
+    save_head(tiny_head(model, taps=(1, 2, 3)), directory)
 
 
 def test_serve_prints_the_command_without_the_engine(
     run: RunProgram, target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path))
-    # A target of four layers has no three default ones.
-    model = target_of(tiny_model("llama", vocab_size=len(tiny_tokenizer())))
-    save_head(tiny_head(model, taps=(1, 2, 3)), tmp_path / "head")
+    save_exportable(tmp_path / "head")
     options = ("--engine", "vllm", "--print-command", "--port", 9000, "--max-requests", 4)
     outcome = run("serve", "--target", target_dir, "--head", tmp_path / "head", *options)
     assert (outcome.exit_code, outcome.stdout.count("\n")) == (0, 1)
@@ -25,7 +30,36 @@ def test_serve_prints_the_command_without_the_engine(
     assert "--port 9000 --served-model-name tiny" in outcome.stdout
 
 
-@pytest.mark.parametrize(("words", "slots"), [((), 4), (("--max-requests", 9), 9)])
+@pytest.mark.parametrize(
+    ("words", "chain"),
+    [
+        ((), 3),
+        (("--depth", TREE.depth), TREE.depth),
+        (("--width", TREE.width), TREE.depth),
+        (("--budget", TREE.budget), TREE.depth),
+        (("--depth", 2, "--controller", "adaptive"), 2),
+    ],
+)
+def test_a_usual_value_counts_when_it_is_typed(
+    run: RunProgram,
+    target_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[object, ...],
+    chain: int,
+) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path))
+    save_exportable(tmp_path / "head")
+    options = ("--head", tmp_path / "head", "--engine", "vllm", "--print-command", *words)
+    outcome = run("serve", "--target", target_dir, *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert f'"num_speculative_tokens": {chain}' in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [((), 4), (("--max-requests", 9), 9), (("--max-requests", ENGINE.max_requests), 32)],
+)
 def test_llama_cpp_is_given_few_slots_unless_more_are_asked_for(
     run: RunProgram,
     target_dir: Path,
@@ -56,6 +90,8 @@ def test_llama_cpp_is_given_few_slots_unless_more_are_asked_for(
             "serve.cors_origins is of fledge's own server",
         ),
         (("--tuned", "nowhere", "--depth", 3), 2, "--tuned says how to draft"),
+        (("--tuned", "nowhere", "--width", TREE.width), 2, "--tuned says how to draft"),
+        (("--engine", "vllm", "--print-command", "--max-requests", 0), 2, "max_requests is 0"),
         (("--tuned", "nowhere"), 1, "there are no tuned settings at nowhere"),
     ],
 )

@@ -59,9 +59,10 @@ def test_settings_of_a_tuning(run: RunProgram, head: Path, tmp_path: Path) -> No
     words = ("export", head, "--to", "sglang", "--tuned", tmp_path, "--out", tmp_path / "out")
     done = run(*words)
     assert done.stdout.endswith("-eagle-topk 4 --speculative-num-draft-tokens 13\n")
-    again = run(*words, "--depth", 3)
-    assert again.exit_code == 2
-    assert "either --tuned, or --depth" in again.stderr
+    for typed in (("--depth", 3), ("--width", 1)):
+        again = run(*words, *typed)
+        assert again.exit_code == 2
+        assert "either --tuned, or --depth" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,8 @@ def test_settings_of_a_tuning(run: RunProgram, head: Path, tmp_path: Path) -> No
         (("export", "nowhere", "--to", "vllm", "--out", "new"), 1, "there is no head directory"),
         (("export", "HEAD", "--to", "vllm", "--out", "HEAD"), 1, "exists already"),
         (("export", "HEAD", "--to", "vllm", "--out", "new", "--width", 4), 2, "need --depth"),
+        ((*VLLM, "--width", 1), 2, "need --depth"),
+        ((*VLLM, "--depth", 3, "--budget", 0), 2, "tree budget is 0"),
         ((*VLLM, "--engine-python", "x"), 2, "it belongs to --verify"),
         ((*VLLM, "--engine-python", "x", "--verify"), 2, "it needs --target"),
         (

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from fledge.cli.bench import _own_arms
 from fledge.cli.drafting import Drafting, choose_drafting
+from fledge.cli.engine_options import NOTHING_TYPED, TypedDrafting
+from fledge.cli.loading import load
 from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.progress import SilentProgress
-from fledge.contracts.settings import EngineSettings, TreeSettings
+from fledge.contracts.settings import CONTROLLERS, EngineSettings, TreeSettings
 from fledge.server.engine_process import Sender, _load
 from fledge.server.wire import EngineChoice
 from tests.e2e.conftest import RunProgram
@@ -15,10 +17,8 @@ from tests.e2e.conftest import RunProgram
 TUNED = TreeSettings(depth=3, width=2, budget=5)
 
 
-def drafting(target: Path, head: str = "default", tree: TreeSettings | None = None) -> Drafting:
-    return choose_drafting(
-        head, target=str(target), tree=tree or TreeSettings(), controller="adaptive"
-    )
+def drafting(target: Path, head: str = "default", typed: TypedDrafting = NOTHING_TYPED) -> Drafting:
+    return choose_drafting(head, target=str(target), typed=typed)
 
 
 def test_the_engine_of_a_server_is_tuned(heads: Path, target_dir: Path) -> None:
@@ -60,16 +60,36 @@ def test_bench_compares_with_the_default_head(heads: Path, target_dir: Path) -> 
 
 
 def test_what_is_typed_counts_more_than_the_tuning(heads: Path, target_dir: Path) -> None:
-    chosen = drafting(target_dir, tree=TreeSettings(depth=2))
+    chosen = drafting(target_dir, typed=TypedDrafting(depth=2))
     assert chosen.head is not None
     assert chosen.shipped is None
     tuned = chosen.tuned_on("cpu")
     assert tuned is not None
     assert tuned.tree.depth == 2
+    usual = TreeSettings()
+    for typed in (
+        TypedDrafting(depth=usual.depth),
+        TypedDrafting(width=usual.width),
+        TypedDrafting(budget=usual.budget),
+    ):
+        tuned = drafting(target_dir, typed=typed).tuned_on("cpu")
+        assert tuned is not None
+        assert tuned.tree == usual, "the usual value, and typed"
     assert drafting(target_dir).tuned_on("cuda") is None
-    typed = drafting(target_dir, str(heads / target_dir.name))
-    assert typed.head == heads / target_dir.name
-    assert typed.tuned_on("cpu") is None, "a directory is taken as it is"
+    by_path = drafting(target_dir, str(heads / target_dir.name))
+    assert by_path.head == heads / target_dir.name
+    assert by_path.tuned_on("cpu") is None, "a directory is taken as it is"
+
+
+def test_a_typed_controller_counts_more_than_the_tuned_one(heads: Path, target_dir: Path) -> None:
+    def engine(chosen: Drafting) -> EngineSettings:
+        choice = chosen.choice(str(target_dir), dtype="auto", device="cpu", max_requests=1)
+        return load(choice).engine.settings
+
+    assert engine(drafting(target_dir)).controller == "fixed", "as it was tuned for one request"
+    for name in CONTROLLERS:
+        settings = engine(drafting(target_dir, typed=TypedDrafting(controller=name)))
+        assert (settings.tree, settings.controller) == (TUNED, name)
 
 
 def test_a_server_of_others_gets_the_head_too(

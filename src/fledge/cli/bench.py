@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from fledge.cli import load_options, options
 from fledge.cli.bench_table import show
 from fledge.cli.drafting import Drafting, choose_drafting
+from fledge.cli.engine_options import TypedDrafting
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import print_json
 from fledge.contracts.bench_settings import BenchSettings, parse_slo
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import load_recipe
-from fledge.contracts.settings import DEFAULT_HEAD, NO_HEAD, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD, NO_HEAD
 from fledge.contracts.tuned_settings import obey
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ def bench(
     offline: load_options.OfflineOption = False,
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "auto",
-    depth: options.DepthOption = options.TREE.depth,
-    width: options.WidthOption = options.TREE.width,
-    budget: options.BudgetOption = options.TREE.budget,
-    controller: options.ControllerOption = options.ENGINE.controller,
+    depth: options.DepthOption = None,
+    width: options.WidthOption = None,
+    budget: options.BudgetOption = None,
+    controller: options.ControllerOption = None,
     concurrency: load_options.ConcurrencyOption = None,
     rates: load_options.RatesOption = None,
     prompts: load_options.PromptsOption = None,
@@ -88,8 +89,7 @@ def bench(
             choose_drafting(
                 head,
                 target=str(target),
-                tree=TreeSettings(depth=depth, width=width, budget=budget),
-                controller=controller,
+                typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
             ),
             settings,
             {"target": str(target), "dtype": dtype, "device": device},

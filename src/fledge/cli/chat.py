@@ -9,14 +9,14 @@ import typer
 from fledge.cli import options
 from fledge.cli.conversation import Conversation
 from fledge.cli.drafting import choose_drafting
-from fledge.cli.engine_options import TunedOption
+from fledge.cli.engine_options import TunedOption, TypedDrafting
 from fledge.cli.loading import Loaded, load
 from fledge.cli.render import count, figures, say
 from fledge.contracts.errors import FledgeError, RequestError
 from fledge.contracts.outputs import Completion
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.settings import DEFAULT_HEAD, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD
 
 _PROMPT = "> "
 _MAX_TOKENS = 1024
@@ -49,11 +49,11 @@ def chat(
     frequency_penalty: options.FrequencyPenaltyOption = options.SAMPLING.frequency_penalty,
     seed: options.SeedOption = options.SAMPLING.seed,
     stop: options.StopOption = None,
-    depth: options.DepthOption = options.TREE.depth,
-    width: options.WidthOption = options.TREE.width,
-    budget: options.BudgetOption = options.TREE.budget,
+    depth: options.DepthOption = None,
+    width: options.WidthOption = None,
+    budget: options.BudgetOption = None,
     accept: options.AcceptOption = options.ENGINE.accept,
-    controller: options.ControllerOption = options.ENGINE.controller,
+    controller: options.ControllerOption = None,
     tuned: TunedOption = None,
 ) -> None:
     """Talk with the target, turn by turn.
@@ -79,8 +79,7 @@ def chat(
         head,
         target=target,
         tuned=tuned,
-        tree=TreeSettings(depth=depth, width=width, budget=budget),
-        controller=controller,
+        typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
     )
     loaded = load(
         drafting.choice(target, dtype=dtype, device=device, accept=accept, max_requests=1)

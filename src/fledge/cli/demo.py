@@ -74,8 +74,6 @@ def demo(
         head,
         target=target,
         tuned=tuned,
-        tree=options.TREE,
-        controller=options.ENGINE.controller,
     )
     longest = max(len(prompt.encode()) for prompt in asked)
     choice = drafting.choice(

@@ -4,16 +4,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fledge.cli.engine_options import check_tuned, tuned_controller, tuned_settings
+from fledge.cli.engine_options import (
+    NOTHING_TYPED,
+    TypedDrafting,
+    check_tuned,
+    drafting_controller,
+    tuned_settings,
+)
 from fledge.cli.loading import Choice
 from fledge.cli.progress import terminal_progress
-from fledge.contracts.settings import (
-    DEFAULT_HEAD,
-    NO_HEAD,
-    ControllerName,
-    EngineSettings,
-    TreeSettings,
-)
+from fledge.contracts.settings import DEFAULT_HEAD, NO_HEAD, EngineSettings, TreeSettings
 from fledge.contracts.tuned_settings import TunedSettings
 from fledge.models.shipped_heads import DEVICE_KINDS, ShippedHead, find_shipped_head
 
@@ -26,7 +26,9 @@ class Drafting:
     settings: EngineSettings
     """With the tree and the controller that were asked for, else the usual ones."""
 
-    typed: TunedSettings | None = None
+    typed: TypedDrafting = NOTHING_TYPED
+
+    chosen: TunedSettings | None = None
     """What --tuned or --depth and its kin say."""
 
     shipped: ShippedHead | None = None
@@ -34,7 +36,7 @@ class Drafting:
 
     def tuned_on(self, device_kind: str) -> TunedSettings | None:
         """How to draft on a kind of device, where that is known."""
-        return self.typed or (self.shipped.tuned(device_kind) if self.shipped else None)
+        return self.chosen or self.tuned_by_kind.get(device_kind)
 
     def choice(self, target: str, *, dtype: str, device: str, **settings: Any) -> Choice:
         """An engine of our own that drafts so, with further settings."""
@@ -44,7 +46,7 @@ class Drafting:
             dtype=dtype,
             device=device,
             settings=replace(self.settings, **settings),
-            shipped=self.shipped,
+            tuned_by_kind=self.tuned_by_kind,
         )
 
     @property
@@ -52,7 +54,7 @@ class Drafting:
         """The tuning that comes with the head, by kind of device."""
         if self.shipped is None:
             return {}
-        found = {kind: self.shipped.tuned(kind) for kind in DEVICE_KINDS}
+        found = {kind: self.typed.over(self.shipped.tuned(kind)) for kind in DEVICE_KINDS}
         return {kind: tuned for kind, tuned in found.items() if tuned is not None}
 
 
@@ -61,8 +63,7 @@ def choose_drafting(
     *,
     target: str,
     tuned: Path | None = None,
-    tree: TreeSettings,
-    controller: ControllerName,
+    typed: TypedDrafting = NOTHING_TYPED,
 ) -> Drafting:
     """Find the head after `--head`, and refuse a tuning that was made for another one."""
     shipped = None
@@ -71,13 +72,14 @@ def choose_drafting(
         directory = None if shipped is None else shipped.directory
     else:
         directory = None if head == NO_HEAD else Path(head).expanduser().absolute()
-    found = check_tuned(tuned_settings(tuned, tree), target=target, head=directory)
+    found = check_tuned(tuned_settings(tuned, typed), target=target, head=directory)
     return Drafting(
         head=directory,
         settings=EngineSettings(
             tree=TreeSettings() if found is None else found.tree,
-            controller=tuned_controller(found, controller),
+            controller=drafting_controller(found, typed),
         ),
-        typed=found,
+        typed=typed,
+        chosen=typed.over(found),
         shipped=shipped if found is None else None,
     )

@@ -1,5 +1,6 @@
 """Options of the verbs that can hand their work to another engine."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,20 +54,46 @@ TunedOption = Annotated[
 ]
 
 
-def tuned_settings(directory: Path | None, tree: TreeSettings) -> TunedSettings | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedDrafting:
+    """How to draft as far as somebody typed it: a usual value counts when typed, None does not."""
+
+    depth: int | None = None
+    width: int | None = None
+    budget: int | None = None
+    controller: ControllerName | None = None
+
+    @property
+    def tree(self) -> TreeSettings | None:
+        """With the usual values for what was left out; None where all of it was."""
+        sizes = {"depth": self.depth, "width": self.width, "budget": self.budget}
+        typed = {name: size for name, size in sizes.items() if size is not None}
+        return replace(TreeSettings(), **typed) if typed else None
+
+    def over(self, tuned: TunedSettings | None) -> TunedSettings | None:
+        """A tuning with the controller that was typed in place of its own."""
+        if tuned is None or self.controller is None:
+            return tuned
+        return replace(tuned, controller=self.controller)
+
+
+NOTHING_TYPED = TypedDrafting()
+
+
+def tuned_settings(directory: Path | None, typed: TypedDrafting) -> TunedSettings | None:
     """What tuning found, or what was typed after --depth and its kin; None for neither."""
+    tree = typed.tree
     if directory is None:
-        return None if tree == TreeSettings() else TunedSettings(tree=tree)
-    if tree != TreeSettings():
+        return None if tree is None else TunedSettings(tree=tree)
+    if tree is not None:
         raise ConfigError("--tuned says how to draft; leave out --depth, --width and --budget.")
     return read_tuned(directory.expanduser())
 
 
-def tuned_controller(tuned: TunedSettings | None, typed: ControllerName) -> ControllerName:
-    """The tuning's, unless another than the usual one was typed."""
-    if tuned is None or tuned.controller is None or typed != EngineSettings().controller:
-        return typed
-    return tuned.controller
+def drafting_controller(tuned: TunedSettings | None, typed: TypedDrafting) -> ControllerName:
+    """The one that was typed, else the tuning's, else the usual one."""
+    found = None if tuned is None else tuned.controller
+    return typed.controller or found or EngineSettings().controller
 
 
 def check_tuned(

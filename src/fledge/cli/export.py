@@ -91,11 +91,12 @@ DepthOption = Annotated[
     ),
 ]
 WidthOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--width",
         metavar="N",
         help="Children kept per node; 1 makes the tree a chain.",
+        show_default="1",
         rich_help_panel=_SETTINGS,
     ),
 ]
@@ -120,7 +121,7 @@ def export(
     precision: PrecisionOption = None,
     tuned: TunedOption = None,
     depth: DepthOption = None,
-    width: WidthOption = 1,
+    width: WidthOption = None,
     budget: BudgetOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -231,9 +232,9 @@ def _trial(
 
 
 def _settings(
-    tuned: Path | None, depth: int | None, width: int, budget: int | None
+    tuned: Path | None, depth: int | None, width: int | None, budget: int | None
 ) -> TunedSettings | None:
-    is_by_hand = depth is not None or width != 1 or budget is not None
+    is_by_hand = any(typed is not None for typed in (depth, width, budget))
     if tuned is not None:
         if is_by_hand:
             raise typer.BadParameter("either --tuned, or --depth and others.", param_hint="--tuned")
@@ -242,5 +243,7 @@ def _settings(
         if is_by_hand:
             raise typer.BadParameter("--width and --budget need --depth.", param_hint="--depth")
         return None
-    default = depth if width == 1 else options.TREE.budget
-    return TunedSettings(tree=TreeSettings(depth=depth, width=width, budget=budget or default))
+    children = 1 if width is None else width
+    if budget is None:
+        budget = depth if children == 1 else options.TREE.budget
+    return TunedSettings(tree=TreeSettings(depth=depth, width=children, budget=budget))

@@ -12,6 +12,7 @@ from fledge.cli.engine_options import (
     EngineOption,
     EnginePythonOption,
     TunedOption,
+    TypedDrafting,
     check_engine,
 )
 from fledge.cli.loading import Loaded, load
@@ -22,7 +23,7 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.outputs import Completion
 from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.settings import DEFAULT_HEAD, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD
 
 PromptOption = Annotated[
     list[str],
@@ -53,11 +54,11 @@ def generate(
     seed: options.SeedOption = options.SAMPLING.seed,
     stop: options.StopOption = None,
     raw: options.RawOption = False,
-    depth: options.DepthOption = options.TREE.depth,
-    width: options.WidthOption = options.TREE.width,
-    budget: options.BudgetOption = options.TREE.budget,
+    depth: options.DepthOption = None,
+    width: options.WidthOption = None,
+    budget: options.BudgetOption = None,
     accept: options.AcceptOption = options.ENGINE.accept,
-    controller: options.ControllerOption = options.ENGINE.controller,
+    controller: options.ControllerOption = None,
     engine: EngineOption = "fledge",
     engine_python: EnginePythonOption = None,
     tuned: TunedOption = None,
@@ -97,8 +98,7 @@ def generate(
         head,
         target=target,
         tuned=tuned,
-        tree=TreeSettings(depth=depth, width=width, budget=budget),
-        controller=controller,
+        typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
     )
     texts = read_prompts(prompt, raw=raw)
     most = min(options.ENGINE.max_requests, len(texts))

@@ -1,16 +1,16 @@
 """From the options of a verb to a loaded engine, with something to look at meanwhile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fledge.cli.progress import terminal_progress
 from fledge.contracts.settings import EngineSettings
-from fledge.contracts.tuned_settings import obey
+from fledge.contracts.tuned_settings import TunedSettings, obey
 
 if TYPE_CHECKING:
     from fledge.engine.engine import Engine
-    from fledge.models.shipped_heads import ShippedHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class Choice:
     dtype: str = "auto"
     device: str = "auto"
     settings: EngineSettings = field(default_factory=EngineSettings)
-    shipped: "ShippedHead | None" = None
-    """The head, where it is the one that comes with fledge: its tuning counts too."""
+    tuned_by_kind: Mapping[str, TunedSettings] = field(default_factory=dict)
+    """The tuning that comes with the head, by kind of device; it counts where nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,11 @@ def load(choice: Choice) -> Loaded:
         from fledge.engine.engine import Engine
         from fledge.models.placement import pick_device
 
-        settings = choice.settings
-        if choice.shipped is not None:
-            settings = obey(choice.shipped.tuned(pick_device(choice.device).type), settings)
+        tuned = choice.tuned_by_kind.get(pick_device(choice.device).type)
         engine = Engine.load(
             choice.target,
             choice.head,
-            settings,
+            obey(tuned, choice.settings),
             device=choice.device,
             dtype=choice.dtype,
             progress=progress,

@@ -15,6 +15,12 @@ DRAFTING = "Drafting (with a head)"
 _SAMPLING = "Sampling"
 _OUTPUT = "Output"
 
+SAMPLING = SamplingParams()
+TREE = TreeSettings()
+ENGINE = EngineSettings()
+"""Where the options' defaults come from: what the engine does when nothing is asked for."""
+
+
 TargetOption = Annotated[
     str,
     typer.Option(
@@ -53,29 +59,32 @@ DeviceOption = Annotated[
     ),
 ]
 DepthOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--depth",
         metavar="N",
         help="Drafted tokens on the longest path of the draft tree.",
+        show_default=f"as tuned, else {TREE.depth}",
         rich_help_panel=DRAFTING,
     ),
 ]
 WidthOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--width",
         metavar="N",
         help="Children kept per node of the draft tree; 1 makes it a chain.",
+        show_default=f"as tuned, else {TREE.width}",
         rich_help_panel=DRAFTING,
     ),
 ]
 BudgetOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--budget",
         metavar="N",
         help="Drafted nodes that one target pass checks, at most.",
+        show_default=f"as tuned, else {TREE.budget}",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -90,11 +99,12 @@ AcceptOption = Annotated[
     ),
 ]
 ControllerOption = Annotated[
-    Literal["adaptive", "fixed"],
+    Literal["adaptive", "fixed"] | None,
     typer.Option(
         "--controller",
         metavar="adaptive|fixed",
         help="adaptive: draft as much as pays, up to the tree above; fixed: the whole tree always.",
+        show_default=f"as tuned, else {ENGINE.controller}",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -274,11 +284,6 @@ JsonOption = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
-
-SAMPLING = SamplingParams()
-TREE = TreeSettings()
-ENGINE = EngineSettings()
-"""Where the options' defaults come from: what the engine does when nothing is asked for."""
 
 
 def logit_bias(typed: list[str] | None) -> tuple[tuple[int, float], ...]:

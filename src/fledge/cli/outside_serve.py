@@ -27,7 +27,7 @@ class OutsideServer:
     dtype: str
     device: str
     settings: ServeSettings
-    max_requests: int
+    max_requests: int | None
     prints_command: bool
 
 
@@ -68,8 +68,9 @@ def serve_outside(asked: OutsideServer) -> None:
 
 def _slots(asked: OutsideServer) -> int:
     """llama.cpp takes the memory of every slot beforehand, and our default is many of them."""
-    is_default = asked.max_requests == ENGINE.max_requests
-    return LLAMACPP_SLOTS if asked.engine == "llamacpp" and is_default else asked.max_requests
+    if asked.max_requests is not None:
+        return replace(ENGINE, max_requests=asked.max_requests).max_requests
+    return LLAMACPP_SLOTS if asked.engine == "llamacpp" else ENGINE.max_requests
 
 
 def _own_name(target: str) -> str:

@@ -134,8 +134,6 @@ def regenerate(
         drafting = choose_drafting(
             head,
             target=target or chosen.target,
-            tree=options.TREE,
-            controller=options.ENGINE.controller,
         )
         choice = drafting.choice(
             target or chosen.target,

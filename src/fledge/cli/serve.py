@@ -14,6 +14,7 @@ from fledge.cli.engine_options import (
     EnginePythonOption,
     PrintCommandOption,
     TunedOption,
+    TypedDrafting,
     check_engine,
 )
 from fledge.cli.outside_serve import OutsideServer, serve_outside
@@ -23,7 +24,7 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.recipe import load_recipe
 from fledge.contracts.server_settings import ServeSettings
-from fledge.contracts.settings import DEFAULT_HEAD, EngineSettings, TreeSettings
+from fledge.contracts.settings import DEFAULT_HEAD, EngineSettings
 
 _SERVER = "Server"
 
@@ -64,11 +65,12 @@ KeysOption = Annotated[
     ),
 ]
 MaxRequestsOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--max-requests",
         metavar="N",
         help="Answers made at the same time; further ones wait.",
+        show_default=f"{options.ENGINE.max_requests}, and 4 in llama.cpp",
         rich_help_panel=_SERVER,
     ),
 ]
@@ -119,15 +121,15 @@ def serve(
     port: PortOption = None,
     model_name: ModelNameOption = None,
     api_keys: KeysOption = None,
-    max_requests: MaxRequestsOption = options.ENGINE.max_requests,
+    max_requests: MaxRequestsOption = None,
     cache_tokens: CacheTokensOption = options.ENGINE.cache_tokens,
     batch_dir: BatchDirOption = None,
     log_prompts: LogPromptsOption = False,
-    depth: options.DepthOption = options.TREE.depth,
-    width: options.WidthOption = options.TREE.width,
-    budget: options.BudgetOption = options.TREE.budget,
+    depth: options.DepthOption = None,
+    width: options.WidthOption = None,
+    budget: options.BudgetOption = None,
     accept: options.AcceptOption = options.ENGINE.accept,
-    controller: options.ControllerOption = options.ENGINE.controller,
+    controller: options.ControllerOption = None,
     engine: EngineOption = "fledge",
     engine_python: EnginePythonOption = None,
     print_command: PrintCommandOption = False,
@@ -161,8 +163,7 @@ def serve(
         head,
         target=target or chosen.target,
         tuned=tuned,
-        tree=TreeSettings(depth=depth, width=width, budget=budget),
-        controller=controller,
+        typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
     )
     if engine != "fledge":
         serve_outside(
@@ -188,7 +189,7 @@ def serve(
         engine_settings=replace(
             drafting.settings,
             accept=accept,
-            max_requests=max_requests,
+            max_requests=options.ENGINE.max_requests if max_requests is None else max_requests,
             cache_tokens=cache_tokens,
         ),
     )
