@@ -40,8 +40,8 @@ measure first-token-8b 120 measure_first_token --shape llama-8b
 
 # Tokens a second.
 measure decode-smollm2 180 measure_decoding --target $target
-measure decode-8b-shape 420 measure_decoding --shape llama-8b --rate 0.777 --sibling 0.3 \
-    --ways plain,5x1x5,adaptive --tree 6x4x24
+measure decode-8b-shape 420 measure_decoding --shape llama-8b --rate 0.777 --sibling 0 \
+    --ways adaptive,plain,5x1x5 --tree 5x1x5 --largest 5x1x5=64
 measure long-context-8b 150 measure_long_context --shape llama-8b-long
 measure experts 90 measure_experts --shape qwen3-moe-12-layers
 measure decode-experts 120 measure_decoding --shape qwen3-moe-12-layers --rate 0.777 \

@@ -70,7 +70,9 @@ def _cell(chains: dict[str, float], ways: dict[str, Any], measure: str) -> dict[
             "fledge_over_vllm_best": ways[chosen][measure] / chains[best],
         }
         if PLAIN in ways:
-            found["over_own_plain"] = _against_plain(ways[chosen], ways[PLAIN])
+            found["over_own_plain"] = ways[chosen].get("over_plain") or _against_plain(
+                ways[chosen], ways[PLAIN]
+            )
     return found
 
 
