@@ -1,10 +1,12 @@
 """Progress on stderr: lines in a log, bars on a terminal, nothing on stdout."""
 
 import io
+import logging
 
 import pytest
 
 from fledge.cli import progress
+from fledge.cli.log import set_up_logging
 from fledge.cli.progress import BarProgress, LineProgress, terminal_progress
 
 
@@ -75,3 +77,12 @@ def _plain(text: str) -> str:
     import re
 
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_long_work_without_progress_is_news(capsys: pytest.CaptureFixture[str]) -> None:
+    compiling = logging.getLogger("fledge.ops.native_library")
+    set_up_logging(debug=False)
+    compiling.info("compiling")
+    logging.getLogger("fledge.engine").info("nothing that a user must know")
+    compiling.warning("slow")
+    assert capsys.readouterr().err == "compiling\nWARNING fledge.ops.native_library: slow\n"

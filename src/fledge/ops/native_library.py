@@ -117,7 +117,7 @@ def _processor() -> Iterator[str]:
 
 
 def _build(command: list[str], path: Path) -> None:
-    _log.info("compiling the kernels for this processor, once")
+    _log.info("compiling kernels for this processor, the first time only")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
