@@ -17,8 +17,10 @@ from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.draft_level import Frontier, Maps, Proposal, score_level
+from fledge.ops.head_input import join_inputs
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
+from fledge.ops.norms import Norm
 from fledge.ops.paged import BlockTables, TreePass, make_tree_pass
 from fledge.ops.top_logprobs import TopLogprobs
 from fledge.testing import target_of, tiny_head, tiny_model
@@ -177,6 +179,27 @@ def test_a_captured_step_follows_its_inputs_and_weights(dtype: torch.dtype) -> N
         wanted = step.run_twin(head).double()
         difference = (captured.double() - wanted).norm() / wanted.norm()
         assert difference <= (1e-5 if dtype == torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("size", "keeps_normed"), [(576, False), (4096, True), (5120, False)])
+def test_inputs(size: int, keeps_normed: bool, dtype: torch.dtype) -> None:
+    draw = torch.Generator(device=CUDA).manual_seed(size)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, device=CUDA).to(dtype)
+
+    embedding, hidden = random(300, size), random(50, size)
+    norms = (Norm(random(size), 1e-5, "cast_first"), Norm(random(size), 1e-6, "cast_first"))
+    tokens = torch.randint(0, 300, (77,), generator=draw, device=CUDA)
+    rows = torch.randint(0, 50, (77,), generator=draw, device=CUDA)
+    with choose_kernels("plain"):
+        wanted = join_inputs(tokens, embedding, hidden, rows, norms, keeps_normed=keeps_normed)
+    with choose_kernels("triton"):
+        got = join_inputs(tokens, embedding, hidden, rows, norms, keeps_normed=keeps_normed)
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8, 32])

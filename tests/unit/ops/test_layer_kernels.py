@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fledge.ops.experts import multiply_by_expert
 from fledge.ops.gated import Activation, gated
+from fledge.ops.head_input import join_inputs
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.norms import Norm, NormKind, residual_norm
 from fledge.ops.rope_write import HeadLayout, Rotation, rotate_and_store, split_heads
@@ -44,6 +45,24 @@ def test_residual_norm(dtype: torch.dtype) -> None:
             got = residual_norm(fresh, given, after=norms[0], before=norms[1])
         for ours, theirs in zip(got, wanted, strict=True):
             torch.testing.assert_close(ours, theirs, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("keeps_normed", [False, True], ids=["as it was", "normed"])
+def test_inputs_of_a_head(keeps_normed: bool, dtype: torch.dtype) -> None:
+    size, tokens, rows = 40, torch.tensor([3, 0, 3, 8]), torch.tensor([5, 1, 1, 0])
+    embedding = random(9, size, dtype=dtype, seed=1)
+    # Rows of a wider tensor, as features that were fused side by side are.
+    hidden = random(6, size + 7, dtype=dtype, seed=2)[:, :size]
+    norms = (
+        Norm(random(size, dtype=dtype, seed=3), 1e-5, "cast_first"),
+        Norm(random(size, dtype=dtype, seed=4), 1e-6, "cast_first"),
+    )
+    wanted = join_inputs(tokens, embedding, hidden, rows, norms, keeps_normed=keeps_normed)
+    with choose_kernels("triton"):
+        got = join_inputs(tokens, embedding, hidden, rows, norms, keeps_normed=keeps_normed)
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
