@@ -35,7 +35,7 @@ def join_inputs(
         x_TE = torch.cat([embeds_TD, normed_TD], dim=-1)
         return x_TE, normed_TD if keeps_normed else hidden_TD
 
-    if not (uses_kernels(hidden_XD) and _can_fuse(embedding_VD, hidden_XD)):
+    if not (uses_kernels(hidden_XD) and _can_fuse(embedding_VD, hidden_XD, norms)):
         return join_plain()
 
     def join_fused() -> tuple[Tensor, Tensor]:
@@ -54,9 +54,10 @@ def join_inputs(
     return run_kernel("inputs of a head", join_fused, join_plain, kind=kind, is_right=is_right)
 
 
-def _can_fuse(embedding_VD: Tensor, hidden_XD: Tensor) -> bool:
+def _can_fuse(embedding_VD: Tensor, hidden_XD: Tensor, norms: tuple[Norm, Norm]) -> bool:
     return (
-        hidden_XD.dtype in _DTYPES
+        (norms[0].eps, norms[0].kind) == (norms[1].eps, norms[1].kind)
+        and hidden_XD.dtype in _DTYPES
         and embedding_VD.dtype == hidden_XD.dtype
         and embedding_VD.stride(1) == hidden_XD.stride(1) == 1
         and hidden_XD.shape[1] <= _MOST_DIMS
