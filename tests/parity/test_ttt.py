@@ -96,6 +96,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"kind": "blend"},
     {"kind": "blend", "target_temperature": 0.5, "chain_weights": True},
     {"target_temperature": 2.0, "soft_cap": 5.0},
+    {"target_temperature": 0.5, "draft_temperature": 0.5, "feature_weight": 0.3},
+    {"draft_temperature": 2.0, "kind": "acceptance", "top_k": 5},
     {"top_k": 5},
     {"greedy_in_vocab_only": True},
     {"feature_weight": 0.3},
@@ -180,13 +182,17 @@ def test_twin_equals_its_definition(flags: dict[str, Any], tmp_path: Path) -> No
     batch = random_batch(head, readout, torch.float32, lengths=(3, 1, 9, 2, 6))
     save_head(head, tmp_path / "head")
     reference = ReferenceHead(tmp_path / "head", EMBEDDING_VD)
-    for kind, temperature in (("soft_cross_entropy", 1.0), ("acceptance", 0.5), ("blend", 2.0)):
-        loss = {"kind": kind, "target_temperature": temperature}
+    for kind, temperature, own in (
+        ("soft_cross_entropy", 1.0, 1.0),
+        ("acceptance", 0.5, 1.0),
+        ("blend", 2.0, 2.0),
+    ):
+        loss = {"kind": kind, "target_temperature": temperature, "draft_temperature": own}
         batch = replace(batch, targets=described(batch.targets, readout, head, temperature))
         found = make_module(head, readout, torch.float32, is_plain=True, **loss)(
             batch, torch.ones(7, dtype=torch.long)
         )
-        expected = defined_sums(reference, readout, head, batch, kind, temperature)
+        expected = defined_sums(reference, readout, head, batch, kind, temperature, own)
         for name, one, other in zip(StepSums._fields, found.sums, expected.T[:-1], strict=True):
             np.testing.assert_allclose(one.numpy(), other, rtol=2e-4, atol=2e-4, err_msg=name)
         total = sum(0.8**step * expected[step, 0] for step in range(7))
@@ -224,6 +230,7 @@ def defined_sums(
     batch: MicroBatch,
     kind: str,
     temperature: float,
+    own_temperature: float,
 ) -> np.ndarray[Any, Any]:
     """[step, field of StepSums], one index after another, one step after another.
 
@@ -252,7 +259,7 @@ def defined_sums(
                 assert final is not None
                 p_full = (readout.logits(final[row]) / temperature).softmax(-1)
                 p_kept = p_full[draft_ids]
-                p, q = p_kept / p_kept.sum(), logprobs[-1].exp()
+                p, q = p_kept / p_kept.sum(), (logprobs[-1] / own_temperature).softmax(-1)
                 accepted = torch.minimum(p_kept, q).sum()
                 entropy = -(p * p.log()).sum()
                 loss = defined_loss(kind, p, q, accepted)

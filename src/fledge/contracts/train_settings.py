@@ -54,6 +54,10 @@ class LossSettings:
     """The target's probabilities are taught at this temperature; below 1 its best tokens count
     more, as greedy decoding counts them."""
 
+    draft_temperature: float = 1.0
+    """And the head's own are compared with them at this one: where both are the same, the head
+    drafts at temperature 1 what the target says at temperature 1."""
+
     steps: int = 7
     """Draft steps that training goes through: training-time test."""
 
@@ -81,7 +85,8 @@ class LossSettings:
     left out."""
 
     def __post_init__(self) -> None:
-        check_range("target_temperature", self.target_temperature, 0.05, 10)
+        for name in ("target_temperature", "draft_temperature"):
+            check_range(name, getattr(self, name), 0.05, 10)
         check_range("steps", self.steps, 1, 32)
         check_range("early_steps", self.early_steps, 0, self.steps)
         check_range("early_share", self.early_share, 0, 1)

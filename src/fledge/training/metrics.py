@@ -34,8 +34,8 @@ class DepthFigures:
 
     acceptance_at_depth: tuple[float | None, ...]
     expected_acceptance_at_depth: tuple[float | None, ...]
-    """Sum of min(p, q), p at the temperature that is taught: what sampling would accept of sampled
-    drafts."""
+    """Sum of min(p, q), both at the temperatures that are taught: what sampling would accept of
+    sampled drafts."""
 
     ideal_speed_up: float | None
     num_labels: int

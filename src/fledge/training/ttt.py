@@ -164,6 +164,9 @@ class TTTModule(nn.Module):
             )
         if targets.top_ids_RC is not None:
             refuse_tempered_tops(self.loss.target_temperature)
+        if self.loss.draft_temperature != 1:
+            # Logits are products with these, so they are divided alike.
+            normed = [normed_TD / self.loss.draft_temperature for normed_TD in normed]
         if self.is_plain:
             lm_head_VD = lm_head_VD.to(self.compute_dtype)
         compare = soft_target_loss_plain if self.is_plain else soft_target_loss

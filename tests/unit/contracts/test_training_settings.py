@@ -28,6 +28,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (LossSettings, {"steps": 0}, "steps is 0; it must be between 1 and 32."),
     (LossSettings, {"steps": 33}, "steps is 33; it must be between 1 and 32."),
     (LossSettings, {"target_temperature": 0.0}, "target_temperature is 0.0; it must be between"),
+    (LossSettings, {"draft_temperature": 11.0}, "draft_temperature is 11.0; it must be between"),
     (LossSettings, {"early_steps": 8}, "early_steps is 8; it must be between 0 and 7."),
     (LossSettings, {"early_share": 1.5}, "early_share is 1.5; it must be between 0 and 1."),
     (LossSettings, {"step_decay": 0.0}, "step_decay is 0.0; it must be between 0.01 and 1."),
