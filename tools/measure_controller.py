@@ -16,17 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fledge.contracts import provenance
 from fledge.engine.controller import AdaptiveController
-from tests.unit.engine.controller_simulation import (
-    ACCURACIES,
-    MACHINES,
-    MAX_PASS_TOKENS,
-    TREE,
-    Accuracy,
-    Machine,
-    Run,
-    TreeBank,
-    best_fixed,
-)
+from tests.unit.engine.controller_simulation import Run, best_fixed
+from tests.unit.engine.simulated_machines import MACHINES, MAX_PASS_TOKENS, Machine
+from tests.unit.engine.simulated_trees import ACCURACIES, TREE, Accuracy, TreeBank
 
 WARM_UP = 250
 LOADS = (1, 4, 16, 64, 256)

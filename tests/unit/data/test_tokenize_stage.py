@@ -1,14 +1,5 @@
-"""The tokenize stage: counts that add up, the same bytes however it is interrupted, refusals."""
+"""The tokenize stage: what comes out of answers, counts that add up, rows that are left out."""
 
-import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -16,30 +7,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fledge.contracts.conversation import Conversation
-from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
-from fledge.contracts.progress import SilentProgress, Task
 from fledge.data.loops import MIN_RUN
-from fledge.data.tokenize_stage import TokenizeJob, estimate_job, prepare_job, tokenize
 from fledge.data.tokenize_tally import MAX_REASONS, TokenizeTally
 from fledge.models.tokenizer import TargetTokenizer
-from fledge.store.corpus import Corpus
-from fledge.store.manifest import Manifest
-from fledge.store.stage_directory import open_stage
 from tests.unit.data.template_zoo import parse, spell
 from tests.unit.data.tokenize_support import (
+    REFUSED,
+    SMALL,
+    UNCLEAR,
     answer,
     answered,
     many_rows,
     row,
+    run,
     save_target,
     special_id,
+    tokenized,
     write_source,
 )
 
-SMALL = TokenizeSettings(max_tokens=200, draft_vocab_size=24, shard_tokens=600, keep_loops=True)
 HEAD = "<|im_start|>system\nYou are Eyas.<|im_end|>\n<|im_start|>user\n"
+BROKEN = answered(9, "half \ud83e", "a")
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +39,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_source(tmp_path_factory.mktemp("answers") / "many", many_rows(60))
-
-
-def run(
-    source: Path, target: Path, out: Path, settings: TokenizeSettings = SMALL
-) -> tuple[Manifest, Corpus]:
-    manifest = tokenize(prepare_job(source, str(target), settings), out)
-    return manifest, Corpus.open(out)
-
-
-def tokenized(
-    tmp_path: Path, target: Path, rows: list[Conversation], settings: TokenizeSettings = SMALL
-) -> tuple[Manifest, Corpus]:
-    return run(write_source(tmp_path / "in", rows), target, tmp_path / "out", settings)
 
 
 # --- what comes out --------------------------------------------------------------------------
@@ -231,17 +207,6 @@ def test_the_day_of_the_answers_is_the_templates_day(tmp_path: Path) -> None:
 
 # --- rows that are left out ------------------------------------------------------------------
 
-UNCLEAR = row(
-    7,
-    [
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "2", "reasoning_content": "easy"},
-    ],
-    answer(1),
-)
-REFUSED = row(8, [{"role": "assistant", "content": "Hello!"}], answer(0))
-BROKEN = answered(9, "half \ud83e", "a")
-
 
 def test_rows_left_out_are_counted_with_reasons(tmp_path: Path, target: Path) -> None:
     rows = [*many_rows(5), UNCLEAR, REFUSED, REFUSED, BROKEN, row(10, REFUSED.messages)]
@@ -327,190 +292,3 @@ def test_endless_reasons_are_gathered() -> None:
     assert len(tally.reasons) == MAX_REASONS + 1
     assert tally.reasons["other reasons"] == {"rows": 5, "first_row": f"r/{MAX_REASONS}"}
     assert all(len(reason) <= 160 for reason in tally.reasons)
-
-
-# --- interruptions ---------------------------------------------------------------------------
-
-
-class Interrupted(Exception):
-    pass
-
-
-class FallingProgress(SilentProgress):
-    """Fails when the work under `label` has advanced so many times."""
-
-    def __init__(self, label: str, after: int) -> None:
-        self._label = label
-        self._left = after
-
-    @contextmanager
-    def task(self, label: str, total: int | None = None, unit: str = "bytes") -> Iterator[Task]:
-        with super().task(label, total, unit) as silent:
-            yield self if label == self._label else silent
-
-    def advance(self, amount: int) -> None:
-        del amount
-        self._left -= 1
-        if self._left < 0:
-            raise Interrupted
-
-    def update_total(self, total: int) -> None:
-        del total
-
-
-@pytest.fixture(scope="module")
-def large_job(
-    target: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TokenizeJob, Manifest]:
-    """A job of many shards, and what an unbroken run makes of it."""
-    folder = tmp_path_factory.mktemp("large")
-    rows = [*many_rows(400), REFUSED, UNCLEAR, *many_rows(200)]
-    source = write_source(folder / "in", rows)
-    settings = replace(SMALL, on_unclear="skip", shard_tokens=2000)
-    job = prepare_job(source, str(target), settings)
-    return job, tokenize(job, folder / "unbroken")
-
-
-def test_the_same_rows_give_the_same_bytes(
-    large_job: tuple[TokenizeJob, Manifest], tmp_path: Path
-) -> None:
-    job, unbroken = large_job
-    again = tokenize(job, tmp_path / "again")
-    assert again.files == unbroken.files
-    assert again.fingerprint == unbroken.fingerprint
-    assert len(again.files) > 10
-
-
-@pytest.mark.parametrize(
-    ("label", "after"), [("tokenizing", 0), ("tokenizing", 2), ("counting tokens", 3)]
-)
-def test_an_interrupted_run_goes_on(
-    large_job: tuple[TokenizeJob, Manifest], tmp_path: Path, label: str, after: int
-) -> None:
-    job, unbroken = large_job
-    out = tmp_path / "out"
-    with pytest.raises(Interrupted):
-        tokenize(job, out, FallingProgress(label, after))
-    written = {path.name: path.stat().st_mtime_ns for path in out.glob("shard-*")}
-    (out / f".shard-{len(written):05d}.safetensors.tmp").write_bytes(b"half a shard")
-    (out / ".shard-99999.safetensors.tmp").write_bytes(b"half a shard")
-    assert tokenize(job, out).fingerprint == unbroken.fingerprint
-    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("shard-*")}
-    assert written.items() <= kept.items()
-    assert not list(out.glob(".shard*"))
-    finished = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    tokenize(job, out)
-    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == finished
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(
-    large_job: tuple[TokenizeJob, Manifest], target: Path, tmp_path: Path
-) -> None:
-    """A real process and a real kill -9, somewhere in the middle."""
-    job, unbroken = large_job
-    out = tmp_path / "out"
-    assignments = [
-        f"--set=tokenize.{k}={v}"
-        for k, v in job.plan.settings.items()
-        if k in ("max_tokens", "draft_vocab_size", "shard_tokens", "on_unclear")
-    ]
-    command = [sys.executable, "-m", "fledge", "tokenize", str(job.source), "--out", str(out)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    process = subprocess.Popen(
-        [*command, "--target", str(target), *assignments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    wanted = random.Random(time.time_ns()).randint(1, len(unbroken.files) - 2)
-    while len(list(out.glob("shard-*"))) < wanted and process.poll() is None:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert tokenize(job, out).fingerprint == unbroken.fingerprint
-
-
-def test_two_writers_are_refused(source: Path, target: Path, tmp_path: Path) -> None:
-    job = prepare_job(source, str(target), SMALL)
-    with (
-        open_stage(tmp_path / "out", job.plan),
-        pytest.raises(ArtifactError, match="another fledge process is writing"),
-    ):
-        tokenize(job, tmp_path / "out")
-
-
-def test_other_settings_need_another_directory(source: Path, target: Path, tmp_path: Path) -> None:
-    run(source, target, tmp_path / "out")
-    with pytest.raises(
-        MismatchError, match=r"settings.max_tokens = 200, and this run has .* = 100"
-    ):
-        run(source, target, tmp_path / "out", replace(SMALL, max_tokens=100))
-
-
-# --- input and target that do not fit --------------------------------------------------------
-
-
-def test_inputs_that_cannot_be_read(tmp_path: Path, target: Path) -> None:
-    rows = many_rows(2)
-    conversations = write_source(tmp_path / "conversations", rows, "conversations")
-    with pytest.raises(MismatchError, match="holds conversations as they were recorded"):
-        prepare_job(conversations, str(target), SMALL)
-    corpus = write_source(tmp_path / "corpus", rows, "corpus")
-    with pytest.raises(MismatchError, match="holds corpus, not answers; give a directory"):
-        prepare_job(corpus, str(target), SMALL)
-    with pytest.raises(ConfigError, match="is a file; give a directory that `fledge regenerate`"):
-        prepare_job(corpus / "manifest.json", str(target), SMALL)
-    with pytest.raises(ArtifactError, match="there is no directory"):
-        prepare_job(tmp_path / "nowhere", str(target), SMALL)
-    short = write_source(tmp_path / "short", rows)
-    (short / "rows-00000.jsonl").write_text("")
-    with pytest.raises(ArtifactError, match="is 0 bytes long, and the manifest says"):
-        prepare_job(short, str(target), SMALL)
-
-
-def test_answers_of_another_tokenizer_are_refused(tmp_path: Path, target: Path) -> None:
-    other = TargetTokenizer.load(save_target(tmp_path / "other", "zephyr"))
-    identity = {"model": "zephyr", "tokenizer": other.identity}
-    source = write_source(tmp_path / "in", many_rows(2), identity=identity)
-    with pytest.raises(MismatchError, match="was answered by zephyr with tokenizer .*vocabulary"):
-        prepare_job(source, str(target), SMALL)
-    job = prepare_job(source, str(tmp_path / "other"), SMALL)
-    assert (job.plan.identity["target"], job.plan.identity["answered_by"]) == ("other", "zephyr")
-
-
-def test_answers_in_a_chat_need_a_template(tmp_path: Path, target: Path) -> None:
-    bare = save_target(tmp_path / "bare")
-    (bare / "chat_template.jinja").unlink()
-    chat = write_source(tmp_path / "chat", many_rows(2), identity={"model": "served"})
-    with pytest.raises(
-        MismatchError, match=r"by served in a chat, and .*bare has no chat template; give the"
-    ):
-        prepare_job(chat, str(bare), SMALL)
-    raw = write_source(tmp_path / "raw", many_rows(2), settings={"raw": True})
-    recorded = write_source(tmp_path / "recorded", many_rows(2), "conversations")
-    assert prepare_job(raw, str(bare), SMALL).plan.identity["answered_by"] is None
-    assert len(run(raw, target, tmp_path / "a")[1]) == 2
-    assert len(run(recorded, bare, tmp_path / "b", replace(SMALL, as_recorded=True))[1]) == 2
-
-
-def test_a_tokenizer_larger_than_the_target_is_refused(tmp_path: Path, source: Path) -> None:
-    small = save_target(tmp_path / "small", vocab_size=100)
-    with pytest.raises(MismatchError, match="has token id 258, and the target's vocab_size is 100"):
-        prepare_job(source, str(small), SMALL)
-
-
-def test_a_config_without_a_vocabulary_is_refused(tmp_path: Path, source: Path) -> None:
-    broken = save_target(tmp_path / "broken")
-    (broken / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": None}))
-    with pytest.raises(ArtifactError, match=r"config.json"):
-        prepare_job(source, str(broken), SMALL)
-
-
-def test_the_estimate_is_near(large_job: tuple[TokenizeJob, Manifest], tmp_path: Path) -> None:
-    job, unbroken = large_job
-    estimate = estimate_job(job, SilentProgress())
-    assert estimate.rows == 602
-    assert estimate.tokens == pytest.approx(unbroken.counts["tokens"], rel=0.05)
-    stored = sum(entry["bytes"] for entry in unbroken.files.values())
-    assert 0.5 * stored < estimate.stored_bytes < 2 * stored

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fledge.contracts.conversation import Answer, Conversation, Message, Origin
-from fledge.store.manifest import MANIFEST_NAME, Plan, read_manifest
+from fledge.contracts.data_settings import TokenizeSettings
+from fledge.data.tokenize_stage import prepare_job, tokenize
+from fledge.store.corpus import Corpus
+from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest
 from fledge.store.rows import rows_file, write_rows
 from fledge.store.stage_directory import open_stage
 from tests.unit.data.template_zoo import end_ids, fast_tokenizer, vocabulary
 
 USER, ASSISTANT = "user", "assistant"
+SMALL = TokenizeSettings(max_tokens=200, draft_vocab_size=24, shard_tokens=600, keep_loops=True)
 
 
 def save_target(directory: Path, name: str = "chatml", *, vocab_size: int = 512) -> Path:
@@ -88,3 +92,27 @@ def _set_day(directory: Path, day: date) -> None:
 
 def special_id(token: str, name: str = "chatml") -> int:
     return vocabulary(name)[token]
+
+
+def run(
+    source: Path, target: Path, out: Path, settings: TokenizeSettings = SMALL
+) -> tuple[Manifest, Corpus]:
+    manifest = tokenize(prepare_job(source, str(target), settings), out)
+    return manifest, Corpus.open(out)
+
+
+def tokenized(
+    tmp_path: Path, target: Path, rows: list[Conversation], settings: TokenizeSettings = SMALL
+) -> tuple[Manifest, Corpus]:
+    return run(write_source(tmp_path / "in", rows), target, tmp_path / "out", settings)
+
+
+UNCLEAR = row(
+    7,
+    [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2", "reasoning_content": "easy"},
+    ],
+    answer(1),
+)
+REFUSED = row(8, [{"role": "assistant", "content": "Hello!"}], answer(0))

@@ -14,7 +14,7 @@ from fledge.engine.calibration import Calibration
 from fledge.engine.draft_plan import DraftPlan
 from fledge.ops.accept import Walk
 from fledge.ops.tree import TreeBatch
-from tests.unit.engine.controller_simulation import ACCURACIES, LiveTrees
+from tests.unit.engine.simulated_trees import ACCURACIES, LiveTrees
 
 CPU = torch.device("cpu")
 GREEDY, SAMPLED = torch.tensor([False]), torch.tensor([True])

@@ -9,15 +9,9 @@ import pytest
 from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.engine.controller import AdaptiveController, FixedController, make_controller
 from fledge.engine.draft_plan import CycleReport, Load
-from tests.unit.engine.controller_simulation import (
-    ACCURACIES,
-    MACHINES,
-    MAX_PASS_TOKENS,
-    TREE,
-    Run,
-    TreeBank,
-    best_fixed,
-)
+from tests.unit.engine.controller_simulation import Run, best_fixed
+from tests.unit.engine.simulated_machines import MACHINES, MAX_PASS_TOKENS
+from tests.unit.engine.simulated_trees import ACCURACIES, TREE, TreeBank
 
 _WARM_UP = 250
 _CYCLES = 900

@@ -13,16 +13,13 @@ import torch
 from fledge.engine.calibration import Calibration
 from fledge.engine.controller import AdaptiveController, FixedController
 from fledge.ops.tree import select_trees
-from tests.unit.engine.controller_simulation import (
+from tests.unit.engine.controller_simulation import Run, best_fixed
+from tests.unit.engine.simulated_machines import MACHINES, MAX_PASS_TOKENS, Machine
+from tests.unit.engine.simulated_trees import (
     ACCURACIES,
-    MACHINES,
-    MAX_PASS_TOKENS,
     TREE,
     LiveTrees,
-    Machine,
-    Run,
     TreeBank,
-    best_fixed,
     grow_forest,
     walk_forest,
 )
