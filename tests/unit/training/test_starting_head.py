@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ def test_it_begins_with_the_weights_of_the_head(
     for name, weight in stored.items():
         assert torch.equal(begun[f"head.{name}"], weight), name
     manifest = go_on(tiny_target, tiny_corpus, first, tmp_path / "more", GENTLE)
-    assert manifest.plan.parents["head"] == given.start.fingerprint  # type: ignore[union-attr]
+    assert given.start is not None
+    assert manifest.plan.parents["head"] == given.start.fingerprint
     # Where it begins is where the other run ended, and far from where that one began.
     began, ended = losses(tmp_path / "more")[0], losses(first, "held_out")[-1]
     assert abs(began - ended) < abs(losses(first)[0] - ended)
@@ -146,7 +148,7 @@ def test_the_fingerprint_is_of_weights_and_tokens() -> None:
     ],
 )
 def test_a_head_of_another_shape_is_refused(
-    changes: dict[str, object],
+    changes: dict[str, Any],
     message: str,
     tmp_path: Path,
     tiny_target: Path,
@@ -154,7 +156,7 @@ def test_a_head_of_another_shape_is_refused(
     first: Path,
 ) -> None:
     known = load_head(first)
-    other = Eagle3Head(replace(known.config, **changes), known.draft_to_target_V)  # type: ignore[arg-type]
+    other = Eagle3Head(replace(known.config, **changes), known.draft_to_target_V)
     save_head(other, tmp_path / "other")
     with pytest.raises(MismatchError, match=message):
         go_on(tiny_target, tiny_corpus, tmp_path / "other", tmp_path / "more")
