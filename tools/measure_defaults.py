@@ -29,6 +29,13 @@ RIVALS: dict[str, list[str]] = {
     "random output rows": ["train.head.lm_head_from_target=false"],
     "EAGLE-3.1 norms": ["train.head.fc_norm=true", "train.head.norm_output=true"],
     "acceptance loss": ["train.loss.kind=acceptance"],
+    "blended loss": ["train.loss.kind=blend"],
+    "target at temperature 0.5": ["train.loss.target_temperature=0.5"],
+    "both at temperature 0.5": [
+        "train.loss.target_temperature=0.5",
+        "train.loss.draft_temperature=0.5",
+    ],
+    "3 steps in the first half": ["train.loss.early_steps=3"],
     "hidden noise 0.05": ["train.hidden_noise=0.05"],
     "EMA 0.99": ["train.optimizer.ema=0.99"],
     "3 steps": ["train.loss.steps=3"],

@@ -61,14 +61,10 @@ def count_labels(
     What `mean = "labels"` divides by; whether the draft vocabulary has the target's best token does
     not matter, since nobody knows that before the target has run.
     """
-    counts_K = np.zeros(num_steps, dtype=np.int64)
-    start = 0
-    for length in lengths:
-        # Row j has a label when token j+1 has loss, and step k reaches it from index j-1-k.
-        rows = np.flatnonzero(loss_mask_T[start + 2 : start + length]) + 1
-        for step in range(num_steps):
-            counts_K[step] += int((rows > step).sum())
-        start += length
+    places_T = np.concatenate([np.arange(length) for length in lengths])
+    # Row j has a label when token j+1 has loss, and step k reaches it from index j-1-k.
+    rows_R = places_T[loss_mask_T[: len(places_T)]] - 1
+    counts_K: NDArray[np.int64] = (rows_R > np.arange(num_steps)[:, None]).sum(axis=1)
     return counts_K
 
 
