@@ -79,6 +79,19 @@ def _plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
+def test_the_first_of_many_rows_promises_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 120.0, 700.0, 701.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with LineProgress().task("asking", 100, unit="rows") as task:
+        task.advance(1)
+        task.advance(1)
+    shown = capsys.readouterr().err
+    assert "asking: 1% of 100 rows, 0.0083 rows/s\n" in shown
+    assert "asking: 2% of 100 rows, 0.0029 rows/s, 9 h 31 min left\n" in shown
+
+
 def test_long_work_without_progress_is_news(capsys: pytest.CaptureFixture[str]) -> None:
     compiling = logging.getLogger("fledge.ops.native_library")
     set_up_logging(debug=False)

@@ -11,6 +11,9 @@ from fledge.contracts.progress import Progress, Task
 from fledge.store.capacity import format_bytes
 
 _LINE_EVERY_S = 10.0
+_LEAST_SHARE = 0.05
+_LONG_S = 600.0
+"""Rows that are worked on together end together: the first one would promise hours."""
 
 
 def terminal_progress() -> Progress:
@@ -64,8 +67,11 @@ class _LineTask:
         if not self._total:
             return f"{_amount(self._done, self._unit)}, {speed}"
         share = min(self._done / self._total, 1.0)
+        text = f"{share:.0%} of {_amount(self._total, self._unit)}, {speed}"
+        if share < _LEAST_SHARE and elapsed_s < _LONG_S:
+            return text
         left = (self._total - self._done) / rate if rate else 0.0
-        return f"{share:.0%} of {_amount(self._total, self._unit)}, {speed}, {duration(left)} left"
+        return f"{text}, {duration(left)} left"
 
 
 def _amount(number: int, unit: str) -> str:
