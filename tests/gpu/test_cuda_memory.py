@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-CUDA = torch.device("cuda")
+CUDA = torch.device("cuda", 0)
 MIB = 2**20
 TREE = EngineSettings(
     controller="fixed", tree=TreeSettings(depth=4, width=3, budget=12), graphs="on"

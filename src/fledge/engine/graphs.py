@@ -7,7 +7,8 @@ intermediate results, since they run one after the other. On a CPU every run is 
 
 import logging
 import time
-from collections import OrderedDict, deque
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from statistics import median
@@ -33,6 +34,11 @@ _LIKELY_LAUNCH_S = 0.02
 
 _FEW_FREE = 0.05
 """Share of the device's memory below which what is set free is given back before a capture."""
+
+
+_idle_streams: defaultdict[torch.device, list[Any]] = defaultdict(list)
+"""Of graphs that are gone. Libraries keep memory for every stream that ever captured their work, so
+that new ones for each engine would let a process grow; two that live never share one."""
 
 
 class _Captured(Generic[Result]):
@@ -171,8 +177,8 @@ class Graphs:
         before each capture: requests would wait for both, and for the memory to be had again."""
         with torch.cuda.device(self._device):
             if self._pool is None:
-                new_stream: Any = torch.cuda.Stream
-                self._pool, self._stream = torch.cuda.graph_pool_handle(), new_stream()
+                self._pool = torch.cuda.graph_pool_handle()
+                self._stream = self._stream or self._own_stream()
             free, total = torch.cuda.mem_get_info(self._device)
             if free < _FEW_FREE * total:
                 torch.cuda.empty_cache()
@@ -187,6 +193,14 @@ class Graphs:
                     graph.capture_end()
         self._num_captured += 1
         return _Captured(graph, result, self._num_captured)
+
+    def _own_stream(self) -> torch.cuda.Stream:
+        """To capture on, until this is garbage: then whoever comes next has it."""
+        idle = _idle_streams[self._device]
+        new_stream: Any = torch.cuda.Stream
+        stream: torch.cuda.Stream = idle.pop() if idle else new_stream()
+        weakref.finalize(self, idle.append, stream)
+        return stream
 
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""

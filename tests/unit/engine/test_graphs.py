@@ -4,6 +4,8 @@ Catches: kinds that are remembered for ever, graphs that are kept beyond their n
 it, and a kind that is captured again although its graph is there.
 """
 
+import gc
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +83,17 @@ def test_what_there_is_no_memory_to_capture_is_done_all_the_same(
     assert [graphs.run("kind", lambda: 7) for _ in range(3)] == [(7, None)] * 3
     assert "cannot be captured here" in caplog.text
     assert "no room" in caplog.text
+
+
+def test_streams_of_those_that_are_gone_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never one that somebody still captures on."""
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(graphs_module, "_idle_streams", defaultdict(list))
+    first, second = (Graphs(torch.device("cpu")) for _ in range(2))
+    streams = [first._own_stream(), second._own_stream()]
+    assert streams[0] is not streams[1]
+    del first
+    gc.collect()
+    third, fourth = (Graphs(torch.device("cpu")) for _ in range(2))
+    assert third._own_stream() is streams[0]
+    assert fourth._own_stream() not in streams
