@@ -1,6 +1,5 @@
 """What every engine is asked, and what our own engine answered."""
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.engine.engine import Engine
 from fledge.interop.engines.installation import InstalledEngine
 from fledge.interop.engines.job import EngineAnswers, EngineRun
+from fledge.interop.engines.openvino_models import convert_models
 from fledge.interop.export import export_head
 from fledge.models.target_facts import read_facts
 
@@ -83,16 +83,6 @@ def convert_for_openvino(engine: InstalledEngine, cases: list[Case], place: Path
     """The commands that an export names: optimum-intel's conversion, then the layers' names."""
     pairs = {case.target: place / f"{case.target.parent.name}-ir" for case in cases}
     pairs |= {place / case.name: place / case.name / "head-ir" for case in cases}
-    words = [str(word) for pair in pairs.items() for word in pair]
-    script = Path(__file__).with_name("openvino_convert.py")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    log = subprocess.run(
-        [str(engine.python), str(script), *words],
-        env={**environment, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert log.returncode == 0, log.stderr[-2000:]
+    convert_models(engine, pairs)
     for case in cases:
         subprocess.run(["bash", str(place / f"{case.name}.sh")], check=True)

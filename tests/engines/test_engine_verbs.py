@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from fledge.contracts.errors import MismatchError
+from fledge.contracts.outside_engines import OutsideEngine
 from fledge.contracts.progress import SilentProgress
 from fledge.interop.engines.compare import Trial
 from fledge.interop.export import export_head
@@ -108,19 +109,27 @@ def test_serve_becomes_the_engines_server(
     assert answer["choices"][0]["message"]["content"] + "\n" == our_text(trained[0])
 
 
-@pytest.mark.parametrize("precision", [[], ["--precision", "q8_0"]], ids=["stored", "q8_0"])
+@pytest.mark.parametrize(
+    ("name", "title", "form"),
+    [
+        ("llamacpp", "llama.cpp", ["gguf"]),
+        ("llamacpp", "llama.cpp", ["gguf", "--precision", "q8_0"]),
+        ("openvino", "OpenVINO GenAI", ["openvino"]),
+    ],
+    ids=["gguf", "gguf-q8_0", "openvino"],
+)
 def test_export_verifies_in_the_engine_itself(
-    trained: list[Case], tmp_path: Path, precision: list[str]
+    trained: list[Case], tmp_path: Path, name: OutsideEngine, title: str, form: list[str]
 ) -> None:
-    case, python = trained[1], installed("llamacpp").python
-    options = ["--to", "gguf", "--target", str(case.target), "--out", str(tmp_path / "out")]
-    verify = ["--verify", "--engine-python", str(python), "--depth", "4", "--json", *precision]
+    case, python = trained[1], installed(name).python
+    options = ["--target", str(case.target), "--out", str(tmp_path / "out"), "--to", *form]
+    verify = ["--verify", "--engine-python", str(python), "--depth", "4", "--json"]
     command = fledge("export", str(case.head), *options, *verify)
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
     found = json.loads(outcome.stdout)["checks"][-1]
     assert re.fullmatch(
-        r"llama.cpp \S+ accepts \d+%, \d+%, \d+%, \d+% of its drafts, "
+        title + r" \S+ accepts \d+%, \d+%, \d+%, \d+% of its drafts, "
         r"fledge \d+%, \d+%, \d+%, \d+%; 8 of 8 texts are the same",
         found,
     )

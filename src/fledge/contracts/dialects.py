@@ -16,5 +16,6 @@ ENGINE_OF: dict[Dialect, OutsideEngine] = {
     "speculators": "vllm",
     "sglang": "sglang",
     "gguf": "llamacpp",
+    "openvino": "openvino",
 }
-"""Formats whose engine can be started on an export as it is."""
+"""Formats whose engine can be run on an export; EAGLE's own code is no package."""

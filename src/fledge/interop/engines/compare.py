@@ -4,6 +4,7 @@ What no reader of files can see shows here: an engine that hands over other laye
 of the first drafts where we accept half.
 """
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fledge.engine.engine import Engine
 from fledge.interop.engines.acceptance import Acceptance, our_acceptance
 from fledge.interop.engines.installation import InstalledEngine, engine_title
 from fledge.interop.engines.job import EngineAnswers, EngineRun, run_in_engine
+from fledge.interop.engines.openvino_models import convert_models, name_layers
 from fledge.interop.gguf_export import HEAD_FILE, TARGET_FILE
 from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
@@ -62,8 +64,12 @@ def _compare(trial: Trial, export: Path) -> str:
     prompts = tuple(tuple(facts.tokenizer.encode_prompt(text)) for text in _PROMPTS)
     tree = TreeSettings(depth=depth, width=1, budget=depth)
     params = SamplingParams(max_tokens=_MAX_TOKENS, draft_depths=True)
-    with progress.task(f"running {engine_title(engine.name)}", unit=""):
-        run = _run(trial, export, directory, prompts, tuple(sorted(facts.eos_token_ids)))
+    with (
+        tempfile.TemporaryDirectory(prefix="fledge-trial-") as place,
+        progress.task(f"running {engine_title(engine.name)}", unit=""),
+    ):
+        pair = _pair(trial, export, directory, Path(place))
+        run = _run(trial, pair, prompts, tuple(sorted(facts.eos_token_ids)))
         (theirs,) = run_in_engine(engine, [run])
     with progress.task("running fledge", unit=""):
         settings = EngineSettings(tree=tree, controller="fixed")
@@ -73,18 +79,26 @@ def _compare(trial: Trial, export: Path) -> str:
     return _judge(engine, theirs, counted, same=sum(map(_is_equal, theirs.token_ids, texts)))
 
 
+def _pair(trial: Trial, export: Path, directory: Path, place: Path) -> tuple[Path, Path]:
+    """Target and head as the engine is pointed at them."""
+    if trial.to == "gguf":
+        given = Path(trial.target).expanduser()
+        return given if given.is_file() else export / TARGET_FILE, export / HEAD_FILE
+    if trial.to == "openvino":
+        target, head = place / "target-ir", place / "head-ir"
+        convert_models(trial.engine, {directory.absolute(): target, export.absolute(): head})
+        name_layers(export, head)
+        return target, head
+    return directory, export
+
+
 def _run(
     trial: Trial,
-    export: Path,
-    directory: Path,
+    pair: tuple[Path, Path],
     prompts: tuple[tuple[int, ...], ...],
     eos_token_ids: tuple[int, ...],
 ) -> EngineRun:
-    target, head, depth = directory, export, trial.depth
-    if trial.to == "gguf":
-        given = Path(trial.target).expanduser()
-        target = given if given.is_file() else export / TARGET_FILE
-        head = export / HEAD_FILE
+    (target, head), depth = pair, trial.depth
     return EngineRun(
         target=target.absolute(),
         head=head.absolute(),

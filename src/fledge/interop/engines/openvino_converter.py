@@ -1,6 +1,8 @@
-"""Runs in OpenVINO's environment: what `optimum-cli export openvino` does, several times at once.
+"""Turns models into OpenVINO's format; runs in an environment with optimum-intel.
 
-python openvino_convert.py MODEL OUT [MODEL OUT ...]
+    python openvino_converter.py MODEL OUT [MODEL OUT ...]
+
+What `optimum-cli export openvino` does, for several models with one start.
 """
 
 import sys
