@@ -5,8 +5,9 @@ from typing import Any
 from fledge import Engine, SamplingParams
 
 MAX_DIFFERENCE = 0.02
-NEAR_TIE = 0.25
-"""Nats between the two tokens where two texts part; bfloat16 logits are coarser than that."""
+NEAR_TIE = 0.375
+"""Nats between the two tokens where two texts part: three steps of a bfloat16 logit between 16 and
+32, where the best ones lie. One engine's own texts part at up to 0.32 when its batches change."""
 
 
 def compare_group(

@@ -2,7 +2,6 @@
 
 Every step is short, writes one file and is skipped when that file is there, so that a machine lent
 for minutes gets through them one by one:
-
     tool=tools/compare_vllm_acceptance.py
     python $tool prompts --target T --file held-out.jsonl --out W/prompts.json
     python $tool vllm --target T --head EXPORTED --work W
@@ -15,9 +14,9 @@ lacks is told by `--engine-options '{"attention_backend": "triton", ...}'`. With
 are answered with the head and without it, by two engines that start side by side and answer one
 after the other; their logs and what they have found so far are in W/STEP-head and W/STEP-plain.
 Both draft the same chain, greedily, in groups of the same sizes; the first group of each warms up.
-On a GPU vLLM has its scheduler in a process of its own, as it does by default. `compare` looks at
-texts of both engines, with a head and without, wherever they part; `--no-speeds` leaves out speeds
-that were measured beside other work. It needs no GPU.
+`fledge` answers a third time as it serves, with the controller choosing chains up to that one.
+`compare` looks at texts of both engines, with a head and without, wherever they part; `--no-speeds`
+leaves out speeds that were measured beside other work. It needs no GPU.
 """
 
 import argparse
@@ -67,14 +66,14 @@ def answer(options: argparse.Namespace) -> None:
         if out.exists():
             print(f"{out} is there already")
             return
-        head = options.head.absolute() if how == "head" else None
-        document = ANSWERED[options.step](options, head)
+        head = None if how == "plain" else options.head.absolute()
+        document = ANSWERED[options.step](options, head, how)
         out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {out}: {document['took_s']:.1f} s", flush=True)
 
     ways = ("head", "plain") if options.head else ("plain",)
     if options.step == "fledge":
-        for how in ways:
+        for how in (*ways, "adaptive") if options.head else ways:
             one(how)
         return
     with ThreadPoolExecutor() as pool:
@@ -153,7 +152,7 @@ def how_run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_engine(options: argparse.Namespace, head: Path | None) -> dict[str, Any]:
+def run_engine(options: argparse.Namespace, head: Path | None, how: str) -> dict[str, Any]:
     """The engine that the step names loads once and answers all groups."""
     engine = find_engine(options.step, options.python)
     directory = resolve_target(options.target).directory
@@ -183,7 +182,7 @@ def run_engine(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
         engine,
         runs,
         timeout_s=options.timeout_s,
-        keep_in=options.work / f"{options.step}-{'head' if head else 'plain'}",
+        keep_in=options.work / f"{options.step}-{how}",
         turn=options.work / f"{options.step}.turn",
     )
     measured = {
@@ -199,19 +198,20 @@ def run_engine(options: argparse.Namespace, head: Path | None) -> dict[str, Any]
     return {"version": engine.version, "groups": measured, "took_s": took, **how_run(options)}
 
 
-def run_fledge(options: argparse.Namespace, head: Path | None) -> dict[str, Any]:
-    """Our engine with the same chain in every cycle."""
+def run_fledge(options: argparse.Namespace, head: Path | None, how: str) -> dict[str, Any]:
+    """Our engine with the same chain in every cycle, or with what its controller chooses."""
     tree = TreeSettings(depth=options.depth, width=1, budget=options.depth)
     groups = read_groups(options)
     start = time.perf_counter()
     settings = EngineSettings(
         tree=tree,
-        controller="fixed",
+        controller="adaptive" if how == "adaptive" else "fixed",
         max_requests=max(size for size, _ in groups),
         cache_tokens=room_for(options, groups),
         share_prefixes=False,
     )
     engine = Engine.load(options.target, head, settings, dtype=options.dtype)
+    engine.capture_ahead()  # as `serve` does before the first request
     params = SamplingParams(max_tokens=options.max_tokens)
     measured = {}
     for size, prompts in groups:
@@ -239,7 +239,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     found = {
         (who, how): json.loads(path.read_text(encoding="utf-8"))
         for who in (options.engine, "fledge")
-        for how in ("head", "plain")
+        for how in ("head", "plain", "adaptive")
         if (path := options.work / f"{who}-{how}.json").exists()
     }
     theirs, ours = found[options.engine, "head"], found["fledge", "head"]
@@ -267,7 +267,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     parted = sum(
         texts["parted_elsewhere"] for group in groups.values() for texts in group["texts"].values()
     )
-    print(f"widest difference of acceptance {widest:.4f}; texts parted without a near-tie {parted}")
+    print(f"widest difference {widest:.4f}; texts parted without a near-tie {parted}")
     return {
         "provenance": ours["provenance"],
         "provenance_of_texts_compared": how_run(options)["provenance"],
@@ -289,7 +289,7 @@ STEPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "prompts": make_prompts,
     "compare": compare,
 }
-ANSWERED: dict[str, Callable[[argparse.Namespace, Path | None], dict[str, Any]]] = {
+ANSWERED: dict[str, Callable[[argparse.Namespace, Path | None, str], dict[str, Any]]] = {
     "vllm": run_engine,
     "sglang": run_engine,
     "fledge": run_fledge,
