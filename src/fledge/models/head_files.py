@@ -31,6 +31,8 @@ from fledge.models.quiet import first_line
 from fledge.models.target import Target
 from fledge.store.cache_publish import publish_directory
 from fledge.store.capacity import format_bytes
+from fledge.store.manifest import MANIFEST_NAME
+from fledge.store.stage_directory import PLAN_NAME
 
 _CONFIG = "config.json"
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -180,7 +182,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise ArtifactError(f"there is no head directory {directory}.")
     if not path.is_file():
-        raise ArtifactError(f"{directory} has no config.json; it is not a head directory.")
+        raise ArtifactError(f"{directory} has no config.json; {_what_else(directory)}.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -188,6 +190,15 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ArtifactError(f"{path} holds a {type(data).__name__}, not an object.")
     return data
+
+
+def _what_else(directory: Path) -> str:
+    """What a directory without a head is instead, as far as its files tell."""
+    if (directory / PLAN_NAME).is_file() and not (directory / MANIFEST_NAME).is_file():
+        return "a run in it is unfinished: start it again as before, and it goes on"
+    if (directory / "train" / _CONFIG).is_file():
+        return f"the head of this run is {directory / 'train'}"
+    return "it is not a head directory"
 
 
 def _check_types(directory: Path, weights: dict[str, Tensor]) -> None:

@@ -306,7 +306,7 @@ def test_bad_json(files: Files, content: bytes, message: str) -> None:
     assert str(files.directory / CONFIG) in str(caught.value)
 
 
-def test_missing_parts(files: Files, tmp_path: Path) -> None:
+def test_missing_parts(files: Files, head: Eagle3Head, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"there is no head directory .*nowhere"):
         load_head(tmp_path / "nowhere")
     with pytest.raises(ArtifactError, match=r"there is no head directory .*config\.json"):
@@ -316,4 +316,10 @@ def test_missing_parts(files: Files, tmp_path: Path) -> None:
         load_head(files.directory)
     (files.directory / CONFIG).unlink()
     with pytest.raises(ArtifactError, match="has no config.json; it is not a head directory"):
+        load_head(files.directory)
+    Files(files.directory / "train", head)
+    with pytest.raises(ArtifactError, match=r"the head of this run is .*train\."):
+        load_head(files.directory)
+    (files.directory / "plan.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="a run in it is unfinished: start it again as before"):
         load_head(files.directory)
