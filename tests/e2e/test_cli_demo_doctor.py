@@ -71,3 +71,12 @@ def test_version_and_bare_call(run: RunProgram) -> None:
     bare = run()
     assert bare.exit_code == 0
     assert "generate" in bare.stdout
+
+
+def test_help_is_wrapped_by_the_terminal(run: RunProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in run("demo", "--help").stdout.splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("A few prompts"))
+    paragraph = lines[first : lines.index("", first)]
+    assert len(paragraph) > 2
+    assert all(len(line) > 60 for line in paragraph[:-1]), "no line ends early"

@@ -4,6 +4,7 @@ Results are written on stdout by the verbs; everything said here goes to stderr.
 nor a verb's module imports torch: a verb does so inside its function, so that `--help` is instant.
 """
 
+import inspect
 import io
 import os
 import sys
@@ -58,7 +59,8 @@ class _VerbTable(Mapping[str, Any]):
             raise KeyError(name)
         verb = typer.Typer(add_completion=False, rich_markup_mode="rich")
         module = _MODULES.get(name, name)
-        verb.command(name)(getattr(import_module(f"fledge.cli.{module}"), module))
+        function = getattr(import_module(f"fledge.cli.{module}"), module)
+        verb.command(name, help=_paragraphs(function.__doc__))(function)
         return get_command(verb)
 
     def __iter__(self) -> Iterator[str]:
@@ -66,6 +68,12 @@ class _VerbTable(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(VERBS)
+
+
+def _paragraphs(text: str) -> str:
+    """A docstring whose lines end where the terminal's do, and not where the source's did."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(part.split()) for part in parts)
 
 
 class _LazyVerbs(TyperGroup):
