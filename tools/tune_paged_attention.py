@@ -5,7 +5,8 @@
 Every candidate is compared with the plain twin, then timed from a captured graph over so many
 layers that keys and values come from memory. The most important regimes come first; what does not
 fit into the seconds is left out. Kernels are compiled beforehand by several processes, and other
-processes find them in Triton's cache.
+processes find them in Triton's cache. Keys of a step and segments decide the last bits of sums: all
+tiles of a model must have the same.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from fledge.ops import paged_attention_triton
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
-from fledge.ops.paged_shape import PagedShape, _tiles, paged_shape
+from fledge.ops.paged_shape import PagedShape, _tiles, num_segments, paged_shape
 
 LLAMA_8B, SMOLLM2, QWEN = "32,8,128", "9,3,64", "12,2,128"
 CACHE_BYTES, MOST_LAYERS = 200e6, 200
@@ -164,6 +165,8 @@ class Chosen:
             tile = variant.get("tile") or shape.tile
             num_tiles, tiles_each, is_located = _tiles(rows, tile // sizes["group"])
             counted = {"num_tiles": num_tiles, "tiles_each": tiles_each, "is_located": is_located}
+            capacity = rows.table_BP.shape[1] * rows.block_size
+            counted["num_parts"] = num_segments(capacity, variant.get("segment", shape.segment))
             return replace(shape, **{**counted, **variant})
 
         paged_attention_triton.paged_shape = changed
@@ -176,8 +179,8 @@ def variants_of(regime: Regime) -> Iterator[Variant]:
     yield {}
     yield from regime.shaped
     for num_splits in regime.splits:
-        for fewest in (64, 128, 256) if num_splits > 1 else (256,):
-            yield {"num_splits": num_splits, "fewest": fewest}
+        for segment in (128, 256, 512):
+            yield {"num_splits": num_splits, "segment": segment}
 
 
 def tune(regime: Regime, bandwidth: float, device: torch.device) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Paged attention, cache writes and moves on a GPU: as the plain path says, without waiting.
 
-Contexts up to 32k tokens, every head size, bfloat16, float16 and float32; captured once, replayed
-with other lengths; moves that overlap, often enough that a race would show.
+Contexts up to 32k tokens, every head size, bfloat16, float16 and float32; the same bits in any
+company; captured once, replayed with other lengths; moves that overlap, often enough that a race
+would show.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
 from fledge.ops.paged import FrontierPass, TreePass
 from tests.paged_cases import Heads, filled_pool, frontier_pass, tree_pass
+from tests.paged_company import Company, Request
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,6 +37,15 @@ PASSES = {
     "chunk behind 8k": [(8192, 512, 0)],
     "many": [(17 * i, 1, i % 7) for i in range(100)],
 }
+
+COMPANIES = [
+    *(Company(1, rows) for rows in (2, 6, 8, 25, 64)),
+    *(Company(8, rows) for rows in (1, 6)),
+    *(Company(64, rows) for rows in (1, 6)),
+    Company(300, 1),
+    *(Company(1, rows, is_chunk=True) for rows in (3, 16, 64)),
+    Company(20, 64, is_chunk=True),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +117,22 @@ def test_trees_and_chunks(name: str, dtype: torch.dtype) -> None:
 )
 def test_head_sizes_and_groups(heads: Heads, dtype: torch.dtype) -> None:
     check(tree_pass(MIXED, None, device=CUDA), heads, dtype)
+
+
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "window"), [(Heads(9, 3, 64), None), (LLAMA, None), (THIRDS, 200)], ids=str
+)
+def test_company_changes_no_bits(heads: Heads, window: int | None, dtype: torch.dtype) -> None:
+    """Tiles of all sizes, and keys split over few programs, many or none."""
+    like = torch.empty(0, dtype=dtype, device=CUDA)
+    request = Request(heads, 9_100, AttentionSpec(heads.size**-0.5, window), like)
+    for context in (5, 253, 1000, 9000):
+        alone = request.attend_alone(context, 64)
+        for company in COMPANIES:
+            found = request.attend(context, company)
+            is_other = (found != alone[: company.rows]).flatten(2).any(dim=2)
+            assert not is_other.any(), f"{company} behind {context}: {int(is_other.sum())} rows"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

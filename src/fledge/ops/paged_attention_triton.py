@@ -8,11 +8,12 @@ if it has many, and the program that is done last puts the parts together.
 
     tile   request  rows           keys of a tile          numbers  0 ... context+first row | rest
      0        a     a0 a1 a2 a3                            seen     by every row            | masked
-     1        a     a4                                     split    [ 0 )[ 1 )[ 2 )[ 3 )
+     1        a     a4                                     segments [ 0 )[ 1 )[ 2 )[ 3 )
      2        b     b0
 
-Scores, sums and outputs are float32, also for float32 inputs (no TF32). The twin is the loop over
-`PassView.segments` with `attend_plain`.
+Scores, sums and outputs are float32, also for float32 inputs (no TF32). What a row comes to has the
+same bits in any tile and however its keys are split: it depends on the row's own keys alone. The
+twin is the loop over `PassView.segments` with `attend_plain`.
 
 Legend: M rows of a tile times query heads of its key head, N keys of a step, D head size, B
 requests, T rows of the pass, H query heads, G key heads, S slots.
@@ -29,8 +30,8 @@ from fledge.ops.attention import AttentionSpec
 from fledge.ops.launch_chain_triton import chained, wait_for_inputs
 from fledge.ops.paged_extent_triton import extent, lengths_of, locate
 from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
+from fledge.ops.paged_segments_triton import counts_for, leave_or_join, split_range
 from fledge.ops.paged_shape import PagedShape, paged_shape, power_of_two
-from fledge.ops.paged_splits_triton import counts_for, leave_or_join
 from fledge.ops.paged_tile_triton import find_slots, finish, load_rows, read_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -39,13 +40,14 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit(
     do_not_specialize=[
         "soft_cap",
+        "factor",
         "window",
         "num_requests",
         "width",
         "level",
         "first_number",
         "num_splits",
-        "fewest",
+        "num_parts",
     ]
 )
 def _attend_kernel(
@@ -68,6 +70,7 @@ def _attend_kernel(
     seen_ptr,
     scale,
     soft_cap,
+    factor,
     window,
     num_requests,
     tiles_each,
@@ -75,7 +78,7 @@ def _attend_kernel(
     level,
     first_number,
     num_splits,
-    fewest,
+    num_parts,
     query_stride_t,
     query_stride_h,
     key_stride_s,
@@ -94,6 +97,7 @@ def _attend_kernel(
     PAGE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    SEGMENT: tl.constexpr,
     REQUESTS: tl.constexpr,
     HAS_SEEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -108,23 +112,24 @@ def _attend_kernel(
     place, split = tl.program_id(0), tl.program_id(1)
     tile, group = place // NUM_GROUPS, place % NUM_GROUPS
     if IS_LOCATED:
-        request, begin = locate(tile, starts_ptr, num_requests, ROWS, REQUESTS)
+        request, first_tile = locate(tile, starts_ptr, num_requests, ROWS, REQUESTS)
     else:
-        request, begin = tile // tiles_each, tile % tiles_each
+        request, first_tile = tile // tiles_each, tile % tiles_each
     context = tl.load(context_ptr + request).to(tl.int32)
     start, num_rows, chain, first = lengths_of(
         request, starts_ptr, num_rows_ptr, chain_ptr, first_ptr, width, first_number, IS_FRONTIER
     )
     # A request may bring more rows than the host counted on: its programs go on.
-    for number in range(begin, tl.cdiv(num_rows, ROWS), tiles_each):
-        low, common, end, each, num_live = extent(
-            number * ROWS, num_rows, chain, context, first, window, width, level, num_splits,
-            fewest, ROWS, N, HAS_WINDOW, IS_FRONTIER, IS_SPLIT,
+    for number in range(first_tile, tl.cdiv(num_rows, ROWS), tiles_each):
+        origin, low, oldest, common, end = extent(
+            number * ROWS, num_rows, chain, context, first, window, width, level, ROWS, N,
+            HAS_WINDOW, IS_FRONTIER,
         )  # fmt: skip
+        begin, high, num_live = split_range(low, end, origin, split, num_splits, SEGMENT, IS_SPLIT)
         if split < num_live:
-            low += split * each
-            high = tl.minimum(low + each, end)
-            slots_N = find_slots(table_ptr + request * table_stride, low, high, PAGE, N)
+            slots_N = find_slots(
+                table_ptr + request * table_stride, begin, oldest, high, PAGE, N, HAS_WINDOW
+            )
             if IS_CHAINED:
                 # Lengths and tables are older than the kernel before; queries and keys are not.
                 wait_for_inputs()
@@ -133,32 +138,33 @@ def _attend_kernel(
             head_M = group * GROUP + members_M % GROUP
             is_row_M = (local_M < num_rows) & (members_M < ROWS * GROUP)
             row_M = (start + local_M).to(tl.int64)
+            place_M = row_M * (NUM_GROUPS * GROUP) + head_M
             query_MD = load_rows(
                 query_ptr + head_M[:, None] * query_stride_h, row_M, is_row_M, query_stride_t,
                 KEY_SIZE, KEY_BLOCK, False,
             )  # fmt: skip
             position_M = tl.load(positions_ptr + row_M, mask=is_row_M, other=0).to(tl.int32)
-            acc_MD, max_M, sum_M = read_tile(
-                query_MD, slots_N, local_M, is_row_M, position_M, context, chain, low, common,
-                high, keys_ptr + group * key_stride_g, values_ptr + group * value_stride_g,
-                table_ptr + request * table_stride, positions_ptr + start,
-                seen_ptr + request * seen_stride_b, scale, soft_cap, window, width, key_stride_s,
-                value_stride_s, seen_stride_r, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE,
-                M, N, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER,
+            acc_MD, max_M, sum_M, segment = read_tile(
+                query_MD, slots_N, local_M, is_row_M, position_M, place_M * num_parts, context,
+                chain, origin, begin, oldest, common, high, keys_ptr + group * key_stride_g,
+                values_ptr + group * value_stride_g, table_ptr + request * table_stride,
+                positions_ptr + start, seen_ptr + request * seen_stride_b, parts_ptr, max_ptr,
+                sum_ptr, scale, soft_cap, factor, window, width, key_stride_s, value_stride_s,
+                seen_stride_r, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, M, N, SEGMENT,
+                HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER, IS_SPLIT,
             )  # fmt: skip
-            place_M = row_M * (NUM_GROUPS * GROUP) + head_M
-            if IS_SPLIT:  # noqa: SIM102 (known when the kernel is compiled)
-                if num_live > 1:
-                    # Tiles of a pass are counted as `locate` does: each has its own number.
-                    counted = (start // ROWS + request + number) * NUM_GROUPS + group
-                    leave_or_join(
-                        acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, parts_ptr, max_ptr,
-                        sum_ptr, counts_ptr + counted, place_M, is_row_M, split, num_live,
-                        num_splits, M, VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
-                    )  # fmt: skip
-            if num_live == 1:
+            is_whole = True
+            if IS_SPLIT:
+                # Tiles of a pass are counted as `locate` does: each has its own number.
+                counted = (start // ROWS + request + number) * NUM_GROUPS + group
+                acc_MD, max_M, sum_M, is_whole = leave_or_join(
+                    acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, counts_ptr + counted,
+                    place_M * num_parts, is_row_M, segment, begin < high, low - origin,
+                    end - origin, num_live, factor, M, VALUE_SIZE, VALUE_BLOCK, SEGMENT,
+                )  # fmt: skip
+            if is_whole:
                 finish(
-                    acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, place_M, is_row_M,
+                    acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, place_M, is_row_M, factor,
                     VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
                 )  # fmt: skip
     if IS_CHAINED:
@@ -211,7 +217,7 @@ def _launch(
         values_SGD,
         query_THD if spec.sinks_H is None else spec.sinks_H,
         out_THD,
-        *_memory_for_parts(out_THD, shape.num_splits),
+        *_memory_for_parts(out_THD, shape),
         rows.table_BP,
         tree.starts_B,
         tree.num_rows_B,
@@ -222,12 +228,13 @@ def _launch(
         context if seen is None else seen.view(torch.uint8),
         spec.scale * _LOG2_E.value,
         (spec.soft_cap or 0.0) * _LOG2_E.value,
+        (spec.soft_cap or spec.scale) * _LOG2_E.value,
         spec.window or 0,
         rows.num_requests,
         shape.tiles_each,
         *astuple(frontier),
         shape.num_splits,
-        shape.fewest,
+        shape.num_parts,
         *query_THD.stride()[:2],
         *keys_SGD.stride()[:2],
         *values_SGD.stride()[:2],
@@ -242,6 +249,7 @@ def _launch(
         PAGE=rows.block_size,
         M=shape.tile,
         N=shape.keys,
+        SEGMENT=shape.segment,
         REQUESTS=32 if rows.num_requests <= 32 else max(256, power_of_two(rows.num_requests)),
         HAS_SEEN=seen is not None,
         HAS_WINDOW=spec.window is not None,
@@ -255,12 +263,12 @@ def _launch(
     )
 
 
-def _memory_for_parts(out_THD: Tensor, num_splits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, maxima and sums of all splits, and how many of a tile have come."""
-    if num_splits == 1:
+def _memory_for_parts(out_THD: Tensor, shape: PagedShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, maxima and sums of all segments, and how many programs of a tile have come."""
+    if shape.num_splits == 1:
         # What a kernel does not look at still needs a pointer.
         return out_THD, out_THD, out_THD, out_THD
-    places = (*out_THD.shape[:2], num_splits)
+    places = (*out_THD.shape[:2], shape.num_parts)
     parts = out_THD.new_empty(*places, out_THD.shape[2], dtype=torch.float32)
     maxima, sums = out_THD.new_empty(2, *places, dtype=torch.float32)
     return parts, maxima, sums, counts_for(out_THD.device)

@@ -56,35 +56,28 @@ def extent(
     window,
     width,
     level,
-    num_splits,
-    fewest,
     ROWS: tl.constexpr,
     N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
 ):
-    """Numbers a tile reads, from `low` to `end`; up to `common` every row of it sees them all.
+    """Numbers of a tile, from `low` to `end`; up to `common` every row of it sees them all.
 
-    Of the splits that there are programs for, `num_live` have `each` of the numbers, or what is
-    left of them.
+    Those below `oldest` are not read. Steps and segments count from `origin` on, whatever rows a
+    tile has.
     """
     if IS_FRONTIER:
-        oldest, end, common = context + level - 1, context + width * level, context
+        newest, end, common = context + level - 1, context + width * level, context
     else:
         # A node's ancestors come before it, and no draft is older than its root.
-        oldest = context + tl.minimum(first_row, chain - 1)
+        newest = context + tl.minimum(first_row, chain - 1)
         end = context + tl.minimum(first_row + ROWS, num_rows)
-        common = oldest + 1
-    low = first
+        common = newest + 1
+    origin, oldest, low = first, first, first
     if HAS_WINDOW:
-        low = tl.maximum(low, oldest - window + 1)
-    each, num_live = end - low, 1
-    if IS_SPLIT:
-        num_live = tl.maximum(tl.minimum(tl.cdiv(end - low, fewest), num_splits), 1)
-        each = tl.cdiv(tl.cdiv(end - low, num_live), N) * N
-        num_live = tl.cdiv(end - low, each)
-    return low, common, end, each, num_live
+        oldest = tl.maximum(first, newest - window + 1)
+        origin, low = first * 0, oldest // N * N
+    return origin, low, oldest, common, end
 
 
 @triton.jit

@@ -12,9 +12,16 @@ import torch
 
 from fledge.ops.paged_rows import FrontierRows, PagedRows
 
+SEGMENTS_OF_A_LENGTH = 32
+"""From the first number on; behind them, segments are twice as long each time numbers double."""
+
 _MOST_SPLITS = 32
-_FEWEST_KEYS = 128
-"""Keys of a split: fewer are not worth waiting for each other."""
+_SEGMENT = 256
+"""Keys of a segment: programs that share a tile have some of its segments each. How long they are
+decides the last bits of sums, so that it must not depend on a pass."""
+
+_MOST_PART_BYTES = 1 << 28
+"""For what programs of split tiles leave for each other."""
 
 _NO_MORE = 1 << 30
 """Tiles to the next of a program that has only one."""
@@ -45,14 +52,26 @@ class PagedShape:
     num_splits: int
     """Programs that may share the keys of a tile."""
 
-    fewest: int
-    """Keys of each of them."""
+    segment: int
+    """Keys that are summed by themselves."""
+
+    num_parts: int
+    """Segments of a request at most."""
 
     @property
     def options(self) -> dict[str, int]:
         """What the compiler is told."""
         told = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return told if self.registers is None else {**told, "maxnreg": self.registers}
+
+
+def num_segments(num_keys: int, segment: int) -> int:
+    """How many so many keys need; the first ones are `segment` long."""
+    start, count, limit = 0, 0, SEGMENTS_OF_A_LENGTH * segment
+    while num_keys > limit:
+        count += (limit - start) // segment
+        start, segment, limit = limit, 2 * segment, 2 * limit
+    return count - (start - num_keys) // segment
 
 
 def power_of_two(count: int) -> int:
@@ -95,13 +114,17 @@ def paged_shape(
     # be faster only if all had keys: a program without any still takes its turn.
     wanted = device.num_processors * (1 if tile >= 64 else 2)
     capacity = rows.table_BP.shape[1] * rows.block_size
-    most_splits = min(_MOST_SPLITS, -(-capacity // _FEWEST_KEYS))
-    num_splits = min(wanted // (num_tiles * num_groups), most_splits)
+    num_parts = num_segments(capacity, _SEGMENT)
+    part_bytes = 4 * rows.num_rows * group * num_groups * num_parts * head_size
+    num_splits = min(wanted // (num_tiles * num_groups), _MOST_SPLITS, num_parts)
+    if part_bytes > _MOST_PART_BYTES:
+        num_splits = 1
     # Programs that join parts hold more, and are not so many that they need be small.
     is_lean = tile < 64 and num_splits <= 1 and not (is_wide or is_float)
     return PagedShape(
         tile=tile,
-        keys=max(16, (64 if tile >= 64 else 32) >> (is_wide + is_float + is_small)),
+        # The same for tiles of all sizes: it decides the last bits of sums.
+        keys=max(16, 32 >> (is_wide + is_float + is_small)),
         num_warps=8 if tile >= 128 else 4,
         num_stages=2 if is_float or is_wide or is_small else 3,
         registers=128 if is_lean and device.has_registers else None,
@@ -109,7 +132,8 @@ def paged_shape(
         tiles_each=tiles_each,
         is_located=is_located,
         num_splits=max(1, num_splits),
-        fewest=_FEWEST_KEYS,
+        segment=_SEGMENT,
+        num_parts=num_parts,
     )
 
 

@@ -9,16 +9,33 @@ import triton
 import triton.language as tl
 
 from fledge.ops.paged_extent_triton import is_visible
+from fledge.ops.paged_segments_triton import join, leave, segment_border, sum_columns
 
 _TANH_IS_ONE = tl.constexpr(60.0)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def find_slots(table_ptr, begin, high, PAGE: tl.constexpr, N: tl.constexpr):
-    """Slots of the numbers from `begin` on that are below `high`."""
+def is_read(numbers_N, oldest, high, HAS_WINDOW: tl.constexpr):
+    """Which keys of a step are there: without a window, the first step begins with the oldest."""
+    is_key_N = numbers_N < high
+    return is_key_N & (numbers_N >= oldest) if HAS_WINDOW else is_key_N
+
+
+@triton.jit
+def find_slots(
+    table_ptr,
+    begin,
+    oldest,
+    high,
+    PAGE: tl.constexpr,
+    N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """Slots of the numbers from `begin` on that are not below `oldest`, but below `high`."""
     numbers_N = begin + tl.arange(0, N)
-    blocks_N = tl.load(table_ptr + numbers_N // PAGE, mask=numbers_N < high, other=0)
+    is_key_N = is_read(numbers_N, oldest, high, HAS_WINDOW)
+    blocks_N = tl.load(table_ptr + numbers_N // PAGE, mask=is_key_N, other=0)
     return blocks_N.to(tl.int64) * PAGE + numbers_N % PAGE
 
 
@@ -48,30 +65,28 @@ def load_rows(
 
 @triton.jit
 def score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP: tl.constexpr):
-    """`scale` and `soft_cap` are for logarithms to base 2."""
-    scores_MN = tl.dot(query_MD, tl.trans(keys_ND), input_precision="ieee") * scale
+    """Times `scale`, or with a cap times `soft_cap`, these are logarithms to base 2."""
+    scores_MN = tl.dot(query_MD, tl.trans(keys_ND), input_precision="ieee")
     if HAS_SOFT_CAP:
         # tanh(x) is 1 - 2 / (e^2x + 1)
-        power_MN = tl.minimum(scores_MN * (2.0 * _LOG2_E / soft_cap), _TANH_IS_ONE)
-        scores_MN = soft_cap * (1.0 - 2.0 / (tl.exp2(power_MN) + 1.0))
+        power_MN = tl.minimum(scores_MN * (scale * (2.0 * _LOG2_E) / soft_cap), _TANH_IS_ONE)
+        scores_MN = 1.0 - 2.0 / (tl.exp2(power_MN) + 1.0)
     return scores_MN
 
 
 @triton.jit
-def fold(acc_MD, max_M, sums, scores_MN, values_ND, SUMS_COLUMNS: tl.constexpr):
-    """Add keys to a running softmax; sums are those of rows, or of their columns still apart."""
+def fold(acc_MD, max_M, sums_MN, scores_MN, values_ND, factor):
+    """Add keys to a running softmax; sums of its columns stay apart, so that none waits."""
     new_max_M = tl.maximum(max_M, tl.max(scores_MN, axis=1))
     # A row that has seen nothing yet: its differences would be those of two infinities.
     safe_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
-    kept_M = tl.exp2(max_M - safe_M)
-    probs_MN = tl.exp2(scores_MN - safe_M[:, None])
-    if SUMS_COLUMNS:
-        sums = sums * kept_M[:, None] + probs_MN
-    else:
-        sums = sums * kept_M + tl.sum(probs_MN, axis=1)
-    acc_MD = acc_MD * kept_M[:, None]
+    kept_M1 = tl.exp2((max_M - safe_M) * factor)[:, None]
+    below_M1 = (safe_M * -factor)[:, None]
+    probs_MN = tl.exp2(tl.fma(scores_MN, factor, below_M1))
+    sums_MN = tl.fma(sums_MN, kept_M1, probs_MN)
+    acc_MD = acc_MD * kept_M1
     acc_MD = tl.dot(probs_MN.to(values_ND.dtype), values_ND, acc_MD, input_precision="ieee")
-    return acc_MD, new_max_M, sums
+    return acc_MD, new_max_M, sums_MN
 
 
 @triton.jit
@@ -83,6 +98,7 @@ def finish(
     out_ptr,
     place_M,
     is_row_M,
+    factor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -90,9 +106,10 @@ def finish(
     """Store what a running softmax has come to; a sink is one more key, which has no value."""
     if HAS_SINKS:
         sinks_M = tl.load(sinks_ptrs, mask=is_row_M, other=0.0).to(tl.float32) * _LOG2_E
-        new_max_M = tl.maximum(max_M, sinks_M)
-        kept_M = tl.exp2(max_M - new_max_M)
-        acc_MD, sum_M = acc_MD * kept_M[:, None], sum_M * kept_M + tl.exp2(sinks_M - new_max_M)
+        new_max_M = tl.maximum(max_M * factor, sinks_M)
+        kept_M = tl.exp2(tl.fma(max_M, factor, -new_max_M))
+        acc_MD = acc_MD * kept_M[:, None]
+        sum_M = tl.fma(sum_M, kept_M, tl.exp2(sinks_M - new_max_M))
     acc_MD = acc_MD / tl.where(sum_M > 0, sum_M, 1.0)[:, None]
     dims = tl.arange(0, BLOCK)
     out_ptrs = out_ptr + (place_M * SIZE)[:, None] + dims[None, :]
@@ -104,15 +121,23 @@ def finish(
 def read_span(
     acc_MD,
     max_M,
-    sums,
+    sums_MN,
+    total_MD,
+    total_max_M,
+    total_sum_M,
+    border,
+    segment,
     query_MD,
     slots_N,
     local_M,
     is_row_M,
     position_M,
+    part_M,
     context,
     chain,
+    origin,
     low,
+    oldest,
     common,
     high,
     keys_ptr,
@@ -120,8 +145,12 @@ def read_span(
     table_ptr,
     positions_ptr,
     seen_ptr,
+    parts_ptr,
+    part_max_ptr,
+    part_sum_ptr,
     scale,
     soft_cap,
+    factor,
     window,
     width,
     key_stride,
@@ -133,22 +162,24 @@ def read_span(
     VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     N: tl.constexpr,
+    SEGMENT: tl.constexpr,
     HAS_SEEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
-    SUMS_COLUMNS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     IS_FULL: tl.constexpr,
 ):
     """Keys from `low` to `high`, all of them seen and steps whole if it is full.
 
-    `slots_N` are those of the first step.
+    `slots_N` are those of the first step. What a segment has come to goes to the parts, or to the
+    total.
     """
     for begin in range(low, high, N):
         numbers_N = begin + tl.arange(0, N)
-        is_key_N = numbers_N < high
+        is_key_N = is_read(numbers_N, oldest, high, HAS_WINDOW)
         # Blocks are looked up a step ahead, so that keys and values can be fetched ahead as well.
-        next_slots_N = find_slots(table_ptr, begin + N, high, PAGE, N)
+        next_slots_N = find_slots(table_ptr, begin + N, oldest, high, PAGE, N, HAS_WINDOW)
         keys_ND = load_rows(keys_ptr, slots_N, is_key_N, key_stride, KEY_SIZE, KEY_BLOCK, IS_FULL)
         scores_MN = score(query_MD, keys_ND, scale, soft_cap, HAS_SOFT_CAP)
         if not IS_FULL:  # noqa: SIM102 (known when the kernel is compiled)
@@ -162,9 +193,24 @@ def read_span(
         values_ND = load_rows(
             values_ptr, slots_N, is_key_N, value_stride, VALUE_SIZE, VALUE_BLOCK, IS_FULL
         )
-        acc_MD, max_M, sums = fold(acc_MD, max_M, sums, scores_MN, values_ND, SUMS_COLUMNS)
+        if begin == border:
+            sum_M = sum_columns(sums_MN)
+            if IS_SPLIT:
+                leave(
+                    acc_MD, max_M, sum_M, parts_ptr, part_max_ptr, part_sum_ptr, part_M + segment,
+                    is_row_M, VALUE_SIZE, VALUE_BLOCK,
+                )  # fmt: skip
+            else:
+                total_MD, total_max_M, total_sum_M = join(
+                    total_MD, total_max_M, total_sum_M, acc_MD, max_M, sum_M, factor
+                )
+            acc_MD, sums_MN = tl.zeros_like(acc_MD), tl.zeros_like(sums_MN)
+            max_M = tl.full(max_M.shape, float("-inf"), tl.float32)
+            border = origin + segment_border(begin + 1 - origin, SEGMENT)[0]
+            segment += 1
+        acc_MD, max_M, sums_MN = fold(acc_MD, max_M, sums_MN, scores_MN, values_ND, factor)
         slots_N = next_slots_N
-    return acc_MD, max_M, sums
+    return acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment
 
 
 @triton.jit
@@ -174,9 +220,12 @@ def read_tile(
     local_M,
     is_row_M,
     position_M,
+    part_M,
     context,
     chain,
+    origin,
     low,
+    oldest,
     common,
     high,
     keys_ptr,
@@ -184,8 +233,12 @@ def read_tile(
     table_ptr,
     positions_ptr,
     seen_ptr,
+    parts_ptr,
+    part_max_ptr,
+    part_sum_ptr,
     scale,
     soft_cap,
+    factor,
     window,
     width,
     key_stride,
@@ -198,35 +251,45 @@ def read_tile(
     PAGE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    SEGMENT: tl.constexpr,
     HAS_SEEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
 ):
-    """Keys from `low` to `high`; pointers are those of the tile."""
-    # Warps of a small tile share its rows: a sum in each step would make them wait for each other.
-    SUMS_COLUMNS: tl.constexpr = M < 64
+    """Keys from `low` to `high`: their total, or if it is split the last segment and which it is.
+
+    Pointers are those of the tile.
+    """
     acc_MD, max_M = tl.zeros([M, VALUE_BLOCK], tl.float32), tl.full([M], float("-inf"), tl.float32)
-    if SUMS_COLUMNS:
-        sums = tl.zeros([M, N], tl.float32)
-    else:
-        sums = tl.zeros([M], tl.float32)
-        if not HAS_WINDOW:
-            # A loop without masks is faster, and one after another only costs small tiles time.
-            full = low + tl.maximum(tl.minimum(common, high) - low, 0) // N * N
-            acc_MD, max_M, sums = read_span(
-                acc_MD, max_M, sums, query_MD, slots_N, local_M, is_row_M, position_M, context,
-                chain, low, common, full, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
-                scale, soft_cap, window, width, key_stride, value_stride, seen_stride,
-                KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N, HAS_SEEN, HAS_WINDOW,
-                HAS_SOFT_CAP, IS_FRONTIER, SUMS_COLUMNS, True,
-            )  # fmt: skip
-            low, slots_N = full, find_slots(table_ptr, full, high, PAGE, N)
-    acc_MD, max_M, sums = read_span(
-        acc_MD, max_M, sums, query_MD, slots_N, local_M, is_row_M, position_M, context, chain,
-        low, common, high, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr,
-        scale, soft_cap, window, width, key_stride, value_stride, seen_stride,
-        KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N, HAS_SEEN, HAS_WINDOW,
-        HAS_SOFT_CAP, IS_FRONTIER, SUMS_COLUMNS, False,
+    sums_MN = tl.zeros([M, N], tl.float32)
+    total_MD, total_max_M, total_sum_M = acc_MD, max_M, tl.zeros([M], tl.float32)
+    border, segment = segment_border(low + 1 - origin, SEGMENT)
+    border, segment = border + origin, segment - 1
+    if M >= 64 and not HAS_WINDOW:
+        # A loop without masks is faster, and one after another only costs small tiles time.
+        full = low + tl.maximum(tl.minimum(common, high) - low, 0) // N * N
+        acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment = read_span(
+            acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment, query_MD,
+            slots_N, local_M, is_row_M, position_M, part_M, context, chain, origin, low, oldest,
+            common, full, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr, parts_ptr,
+            part_max_ptr, part_sum_ptr, scale, soft_cap, factor, window, width, key_stride,
+            value_stride, seen_stride, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N,
+            SEGMENT, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER, IS_SPLIT, True,
+        )  # fmt: skip
+        low, slots_N = full, find_slots(table_ptr, full, oldest, high, PAGE, N, HAS_WINDOW)
+    acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment = read_span(
+        acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment, query_MD,
+        slots_N, local_M, is_row_M, position_M, part_M, context, chain, origin, low, oldest,
+        common, high, keys_ptr, values_ptr, table_ptr, positions_ptr, seen_ptr, parts_ptr,
+        part_max_ptr, part_sum_ptr, scale, soft_cap, factor, window, width, key_stride,
+        value_stride, seen_stride, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, N,
+        SEGMENT, HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER, IS_SPLIT, False,
     )  # fmt: skip
-    return acc_MD, max_M, tl.sum(sums, axis=1) if SUMS_COLUMNS else sums
+    sum_M = sum_columns(sums_MN)
+    if not IS_SPLIT:
+        acc_MD, max_M, sum_M = join(
+            total_MD, total_max_M, total_sum_M, acc_MD, max_M, sum_M, factor
+        )
+    return acc_MD, max_M, sum_M, segment

@@ -29,7 +29,7 @@ from fledge.ops import (
 
 HOPPER, GRAPHICS = 90, 89
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
+LARGE = {"M": 128, "N": 32, "num_warps": 8, "num_stages": 3}
 SMALL = {"M": 16, "N": 32, "num_warps": 4, "num_stages": 3, "maxnreg": 128}
 HALVES = {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
 
@@ -43,7 +43,7 @@ TYPES = {
     **{f"{name}_ptr": "*fp32" for name in ("max", "sum", "parts", "logprobs", "values")},
     **{f"{name}_ptr": "*fp64" for name in ("scores", "temperature")},
     **{"positions_ptr": "*i64", "columns_ptr": "*i32", "seen_ptr": "*u8", "greedy_ptr": "*u8"},
-    **{"scale": "fp32", "soft_cap": "fp32", "root_of_block": "fp32"},
+    **dict.fromkeys(("scale", "soft_cap", "factor", "root_of_block"), "fp32"),
     **{f"{name}_ptr": "*fp32" for name in ("center", "inverse", "hadamard", "thresholds")},
     **{"codes_ptr": "*u8", "scales_ptr": "*fp16"},
     **{f"{name}_ptr": "*u8" for name in ("sampled", "above_seen", "front_seen")},
@@ -95,7 +95,8 @@ def attention(size: int, **changes: object) -> dict[str, object]:
     others = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_SINKS", "IS_FRONTIER", "IS_LOCATED", "IS_SPLIT")
     facts = {"HAS_SEEN": True, **dict.fromkeys(others, False), "IS_CHAINED": True}
     sizes = {"KEY_SIZE": size, "VALUE_SIZE": size, "KEY_BLOCK": block, "VALUE_BLOCK": block}
-    return {"NUM_GROUPS": 3, "GROUP": 3, "PAGE": 16, "REQUESTS": 32, **sizes, **facts, **changes}
+    sizes |= {"NUM_GROUPS": 3, "GROUP": 3, "PAGE": 16, "SEGMENT": 256, "REQUESTS": 32}
+    return {**sizes, **facts, **changes}
 
 
 def main() -> None:

@@ -196,7 +196,8 @@ def test_long_contexts_of_few_rows_are_split() -> None:
     packed = tree_pass([(1000, 1, 0)], None)
     rows = packed.paged(None)
     split = paged_shape(rows, group=4, num_groups=1, head_size=64, dtype=torch.bfloat16)
-    assert split.num_splits == -(-(rows.table_BP.shape[1] * BLOCK_SIZE) // split.fewest)
+    assert split.num_splits == split.num_parts
+    assert split.num_parts == -(-(rows.table_BP.shape[1] * BLOCK_SIZE) // split.segment)
     many = tree_pass([(1000, 1, 0)] * 64, None).paged(None)
     whole = paged_shape(many, group=4, num_groups=1, head_size=64, dtype=torch.bfloat16)
     assert whole.num_splits == 1

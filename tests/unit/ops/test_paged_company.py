@@ -1,0 +1,99 @@
+"""A row's attention has the same bits whatever rows are beside it, in Triton's interpreter.
+
+Decoding token by token, verifying a chain of drafts and reading a chunk say the same of a token.
+Contexts end just before, at and behind the border of a segment; tiles of all sizes; keys that one
+program reads, and keys split over several.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fledge.ops.attention import AttentionSpec
+from fledge.ops.paged_rows import PagedRows
+from fledge.ops.paged_shape import PagedShape, num_segments, paged_shape
+from tests.paged_cases import Heads
+from tests.paged_company import Company, Request
+
+triton = pytest.importorskip("triton")
+if TYPE_CHECKING:
+    import triton.language as tl
+else:
+    tl = triton.language
+paged_attention_triton = pytest.importorskip("fledge.ops.paged_attention_triton")
+segment_border = pytest.importorskip("fledge.ops.paged_segments_triton").segment_border
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
+HEADS, NUM_ROWS, SEGMENT = Heads(3, 1, 16), 4, 64
+SPECS = {
+    "plain": AttentionSpec(0.25),
+    "window": AttentionSpec(0.25, window=40),
+    "soft cap and sinks": AttentionSpec(
+        0.25, soft_cap=3.0, sinks_H=torch.linspace(-1.0, 2.0, HEADS.query)
+    ),
+}
+
+
+@pytest.fixture
+def told() -> Iterator[dict[str, int]]:
+    """Short segments, and how many programs share a tile as a test says it."""
+    told = {"segment": SEGMENT}
+
+    def shaped(rows: PagedRows, **sizes: Any) -> PagedShape:
+        capacity = rows.table_BP.shape[1] * rows.block_size
+        num_parts = num_segments(capacity, SEGMENT)
+        return replace(paged_shape(rows, **sizes), num_parts=num_parts, **told)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_attention_triton, "paged_shape", shaped)
+        yield told
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "dtype"),
+    [
+        ("plain", SEGMENT - 2, torch.float16),
+        ("plain", 2 * SEGMENT + 20, torch.float32),
+        ("window", SEGMENT - 2, torch.float32),
+        ("window", 2 * SEGMENT + 20, torch.float16),
+        ("soft cap and sinks", 2 * SEGMENT - 1, torch.float16),
+    ],
+)
+def test_company_changes_no_bits(
+    name: str, context: int, dtype: torch.dtype, told: dict[str, int]
+) -> None:
+    request = Request(HEADS, context + 12, SPECS[name], torch.empty(0, dtype=dtype))
+    told["num_splits"] = 1
+    alone = request.attend_alone(context, NUM_ROWS)
+    for num_splits, company in [
+        (3, Company(1, 1)),
+        (1, Company(2, NUM_ROWS)),
+        (2, Company(1, NUM_ROWS)),
+        (1, Company(1, 12, is_chunk=True)),
+    ]:
+        told["num_splits"] = num_splits
+        count = min(company.rows, NUM_ROWS)
+        for found in request.attend(context, company):
+            assert torch.equal(found[:count], alone[:count]), (str(company), num_splits)
+
+
+def test_host_and_device_count_segments_alike() -> None:
+    """Each has a part, and there is memory for no more."""
+    numbers = [1, SEGMENT, SEGMENT + 1, 32 * SEGMENT, 32 * SEGMENT + 1, 131_071, 131_073]
+    found_2B = torch.zeros(2, len(numbers), dtype=torch.int32)
+    numbers_B = torch.tensor(numbers, dtype=torch.int32)
+    triton.jit(_store_border)[(len(numbers),)](numbers_B, *found_2B, SEGMENT=SEGMENT)
+    borders, indices = found_2B.tolist()
+    assert indices == [num_segments(number, SEGMENT) for number in numbers]
+    assert borders == [SEGMENT, SEGMENT, 2 * SEGMENT, 2048, 2048 + 128, 131_072, 131_072 + 8192]
+
+
+def _store_border(
+    numbers_ptr: Any, borders_ptr: Any, indices_ptr: Any, SEGMENT: "tl.constexpr"
+) -> None:
+    place = tl.program_id(0)
+    border, index = segment_border(tl.load(numbers_ptr + place), SEGMENT)
+    tl.store(borders_ptr + place, border)
+    tl.store(indices_ptr + place, index)
