@@ -22,6 +22,7 @@ from fledge.engine.pass_times import PassTimes
 from fledge.engine.plain_guard import PlainGuard
 from fledge.engine.probing import Prober
 from fledge.engine.throughput import Throughput
+from fledge.engine.yield_check import YieldCheck
 
 __all__ = [
     "AdaptiveController",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _CLEARLY_BETTER, _CLEARLY_BETTER_CAPTURED = 1.005, 1.02
+_WORTH_KEEPING, _WORTH_KEEPING_CAPTURED = 1.0, 1.01
+"""Times plain decoding, below which drafting ends."""
 _RELUCTANCE = (0.025, 0.1)
 """Added to that before drafting begins, and what it grows to after many returns to plain decoding:
 the best of many estimates is likely one that is too good."""
@@ -93,6 +96,7 @@ class AdaptiveController:
         self._menu = MenuPlanner(tree, self._costs, self._planner, max_pass_tokens)
         self._prober = Prober(tree, self._model, self._costs, self._planner)
         self._guard = PlainGuard()
+        self._yields = YieldCheck()
         self._tokens = Throughput()
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         self._newest: _Choice | None = None
@@ -135,6 +139,8 @@ class AdaptiveController:
             self._num_warmed += 1
             return
         self._num_reports += 1
+        if not (report.plan.is_plain or report.plan.is_probe or report.is_cold):
+            self._yields.observe(report, self._planner.rate(report.plan, report.load))
         self._reluctance += (_RELUCTANCE[0] - self._reluctance) / _RELUCTANCE_CYCLES
         if not report.is_cold:
             self._tokens.add(report)
@@ -218,15 +224,17 @@ class AdaptiveController:
         """The best plan for a load, or the one in use if that is about as good."""
         planner = self._planner if load.menu is None else self._menu
         outlook = planner.outlook(load)
-        best, best_rate = outlook.best_drafting, outlook.drafting_rate
+        believed = self._yields.share(load)
+        best, best_rate = outlook.best_drafting, believed * outlook.drafting_rate
         if best is not None:
-            cycle_s = self._planner.emitted(best, load) / best_rate
+            cycle_s = self._planner.emitted(best, load) / outlook.drafting_rate
             best_rate *= cycle_s / (cycle_s + self._planner.backlog_s(load) / _CATCH_UP_CYCLES)
         kept, kept_rate = PLAIN, outlook.plain_rate
         if incumbent is not None:
             kept = self._kept(incumbent, outlook, load)
-            kept_rate = self._planner.rate(kept, load)
-        if kept_rate <= outlook.plain_rate:
+            kept_rate = self._planner.rate(kept, load) * (1.0 if kept.is_plain else believed)
+        worth = _WORTH_KEEPING if load.menu is None else _WORTH_KEEPING_CAPTURED
+        if kept_rate <= worth * outlook.plain_rate:
             kept, kept_rate = PLAIN, outlook.plain_rate
         margin = _CLEARLY_BETTER if load.menu is None else _CLEARLY_BETTER_CAPTURED
         margin += self._reluctance if kept.is_plain else 0.0

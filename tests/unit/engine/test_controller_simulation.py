@@ -125,7 +125,7 @@ def test_a_drafter_that_promises_too_much_is_calibrated() -> None:
         run.cycles(trees, 200)
         rates[is_calibrated] = run.rate(100) / best_fixed(CHEAP_HEAD, bank(MIXED, 16)).rate
     assert rates[True] > 0.95
-    assert rates[False] < 0.93
+    assert rates[False] < rates[True] - 0.02
 
 
 def test_worthless_drafts_cost_next_to_nothing() -> None:

@@ -123,7 +123,7 @@ def test_a_loaded_engine_with_a_head_knows_its_times(
 ) -> None:
     """From the files of a target and a head to a controller that says why it does what it does."""
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing, "_MOST_TOKENS", 16)
+    monkeypatch.setattr(timing, "_MOST_TOKENS", {"cpu": 16})
     directory = save_tiny_target(tmp_path / "target")
     target = Target.load(directory, dtype=torch.float32, device=torch.device("cpu"))
     save_head(tiny_head(target), tmp_path / "head")
