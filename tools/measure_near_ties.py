@@ -188,7 +188,17 @@ def variants(
         )
         return Engine(target, drafter=drafter, settings=settings)
 
-    found: dict[str, Callable[[], Engine]] = {
+    found: dict[str, Callable[[], Engine]] = {}
+    if head is not None:
+        found |= {
+            "head, chain of 5": lambda: Engine(target, load_head(head), chain),
+            "head, tree": lambda: Engine(target, load_head(head), settings),
+            "head, chain of 5, requests alone": lambda: Engine(
+                target, load_head(head), replace(chain, max_requests=1)
+            ),
+            "head, tree, cycles one by one": lambda: Engine(target, load_head(head), one_by_one),
+        }
+    return found | {
         "plain again": lambda: engine,
         "plain, other batches": lambda: Engine(target, settings=replace(settings, max_requests=3)),
         "plain, cycles one by one": lambda: Engine(target, settings=one_by_one),
@@ -196,16 +206,6 @@ def variants(
         "scripted drafts, accuracy 0.7": lambda: scripted(0.7),
         "scripted drafts, accuracy 1.0": lambda: scripted(1.0),
     }
-    if head is not None:
-        found |= {
-            "head, tree": lambda: Engine(target, load_head(head), settings),
-            "head, tree, cycles one by one": lambda: Engine(target, load_head(head), one_by_one),
-            "head, chain of 5": lambda: Engine(target, load_head(head), chain),
-            "head, chain of 5, requests alone": lambda: Engine(
-                target, load_head(head), replace(chain, max_requests=1)
-            ),
-        }
-    return found
 
 
 def answers_of_transformers(
