@@ -111,6 +111,10 @@ class OptimizerSettings:
     """Learning rate of what Muon moves: how far a step goes in every direction of a matrix. It
     rises and falls with the other."""
 
+    muon_decay: float = 0.0
+    """Weight decay of what Muon moves, times its rate: no direction of a matrix grows beyond one
+    over this. Without, matrices grow for as long as a run goes on."""
+
     min_ratio: float = 0.0
     """Where the cosine ends, as a share of the learning rate."""
 
@@ -119,6 +123,8 @@ class OptimizerSettings:
 
     betas: tuple[float, ...] = (0.9, 0.95)
     weight_decay: float = 0.0
+    """Of what AdamW moves."""
+
     clip: float = 0.5
     """Largest norm of the gradient; 0 does not clip."""
 
@@ -133,7 +139,8 @@ class OptimizerSettings:
         check_range("muon_rate", self.muon_rate, 1e-9, 10)
         check_range("min_ratio", self.min_ratio, 0, 1)
         check_range("warmup", self.warmup, 0, 1)
-        check_range("weight_decay", self.weight_decay, 0, 10)
+        for name in ("weight_decay", "muon_decay"):
+            check_range(name, getattr(self, name), 0, 10)
         check_range("clip", self.clip, 0)
         check_range("ema", self.ema, 0, 0.999999)
         if len(self.betas) != 2:

@@ -3,7 +3,8 @@
 The step of a matrix is its momentum with every singular value brought near 1 by a few products
 (Newton and Schulz), times the root of its rows over its columns where it has more rows: what goes
 in changes what comes out by as much in matrices of any size, so that one rate suits small heads and
-large ones. Nothing here waits for the device.
+large ones. Steps of equal length add up: without decay matrices grow, and later steps turn them
+less and less. Nothing here waits for the device.
 """
 
 import math

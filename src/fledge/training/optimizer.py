@@ -69,7 +69,7 @@ class Optimizer:
             for name, one in self.weights.items()
             if settings.kind == "muon" and one.dim() == 2 and _READ_OUT not in name
         }
-        self._muon = Muon(list(by_muon.values()), settings.weight_decay)
+        self._muon = Muon(list(by_muon.values()), settings.muon_decay)
         self._momenta = dict(zip(by_muon, self._muon.momenta, strict=True))
         others = [(name, one) for name, one in self.weights.items() if name not in by_muon]
         self._adamw = AdamW(

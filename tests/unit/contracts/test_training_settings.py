@@ -39,6 +39,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (OptimizerSettings, {"muon_rate": 0.0}, "muon_rate is 0.0; it must be between 1e-09 and"),
     (OptimizerSettings, {"min_ratio": 1.5}, "min_ratio is 1.5; it must be between 0 and 1."),
     (OptimizerSettings, {"warmup": 2.0}, "warmup is 2.0; it must be between 0 and 1."),
+    (OptimizerSettings, {"muon_decay": 11.0}, "muon_decay is 11.0; it must be between 0 and 10"),
     (OptimizerSettings, {"weight_decay": -1.0}, "weight_decay is -1.0; it must be between 0"),
     (OptimizerSettings, {"clip": -1.0}, "clip is -1.0; it must be at least 0."),
     (OptimizerSettings, {"ema": 1.0}, "ema is 1.0; it must be between 0 and 0.999999."),

@@ -131,7 +131,7 @@ def test_gradients_that_are_no_numbers_leave_the_weights_alone_on_a_gpu(
 ) -> None:
     """One kernel for the whole step, which can be had on a CPU too, looks for itself."""
     module = network()
-    settings = OptimizerSettings(warmup=0.0, kind=kind, weight_decay=0.1)
+    settings = OptimizerSettings(warmup=0.0, kind=kind, weight_decay=0.1, muon_decay=0.1)
     optimizer = Optimizer(module, settings, 10, is_fused=True)
     give_gradients(module)
     optimizer.clip()
@@ -221,3 +221,27 @@ def test_muon_moves_matrices_equally_far_in_all_directions_and_leaves_adamw_the_
         values = torch.linalg.svdvals(moved[name])
         assert 0.6 * size < float(values.min())
         assert float(values.max()) < 1.3 * size
+
+
+@pytest.mark.parametrize("decay", [0.0, 2.0])
+def test_decay_bounds_what_muon_moves_and_nothing_else(decay: float) -> None:
+    module = network()
+    settings = OptimizerSettings(
+        kind="muon", muon_rate=0.1, muon_decay=decay, warmup=0.0, learning_rate=1e-9, min_ratio=1.0
+    )
+    optimizer = Optimizer(module, settings, 60)
+    others = {
+        name: one.detach().clone() for name, one in module.named_parameters() if one.dim() < 2
+    }
+    for step in range(60):
+        # The same direction again and again.
+        give_gradients(module)
+        optimizer.clip()
+        optimizer.step(step)
+    for name, weight in module.named_parameters():
+        if weight.dim() == 2 and "lm_head" not in name:
+            largest = float(torch.linalg.matrix_norm(weight.detach(), ord=2))
+            scale = math.sqrt(max(1.0, weight.shape[0] / weight.shape[1]))
+            assert (largest < 1.3 * scale / 2.0) == (decay == 2.0)
+        elif name in others:
+            torch.testing.assert_close(weight.detach(), others[name], rtol=0, atol=1e-6)
