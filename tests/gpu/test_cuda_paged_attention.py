@@ -27,6 +27,7 @@ pytestmark = [
 CUDA = torch.device("cuda")
 ERRORS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 LLAMA, ODD, THIRDS = Heads(32, 8, 128), Heads(7, 1, 64), Heads(9, 3, 96)
+SMOLLM2 = Heads(9, 3, 64)
 MIXED = [(4096, 1, 15), (31, 1, 3), (0, 700, 0), (16, 1, 0), (2000, 33, 0)]
 PASSES = {
     "one token": [(0, 1, 0)],
@@ -119,9 +120,15 @@ def test_head_sizes_and_groups(heads: Heads, dtype: torch.dtype) -> None:
     check(tree_pass(MIXED, None, device=CUDA), heads, dtype)
 
 
-@pytest.mark.parametrize("dtype", ERRORS, ids=str)
 @pytest.mark.parametrize(
-    ("heads", "window"), [(Heads(9, 3, 64), None), (LLAMA, None), (THIRDS, 200)], ids=str
+    ("heads", "window", "dtype"),
+    [
+        (LLAMA, None, torch.bfloat16),
+        (SMOLLM2, None, torch.bfloat16),
+        (SMOLLM2, None, torch.float32),
+        (THIRDS, 200, torch.float16),
+    ],
+    ids=str,
 )
 def test_company_changes_no_bits(heads: Heads, window: int | None, dtype: torch.dtype) -> None:
     """Tiles of all sizes, and keys split over few programs, many or none."""
