@@ -44,6 +44,11 @@ def _target_kernel(target_ptr, lse_ptr, entropy_ptr, VOCAB: tl.constexpr, BLOCK:
 
 
 @triton.jit
+def _probabilities(logits_ptr, row, at, lse, VOCAB: tl.constexpr):
+    return tl.exp(tl.load(logits_ptr + row * VOCAB + at, at < VOCAB, _NOTHING) - lse)
+
+
+@triton.jit
 def _pair_kernel(
     target_ptr,
     draft_ptr,
@@ -91,10 +96,8 @@ def _pair_kernel(
     below = 0.0
     for start in range(0, VOCAB, BLOCK):
         at = start + lane
-        logits = tl.load(draft_ptr + pair * VOCAB + at, at < VOCAB, _NOTHING)
-        target = tl.load(target_ptr + row * VOCAB + at, at < VOCAB, _NOTHING)
-        q = tl.exp(logits - lse)
-        p = tl.exp(target - target_lse)
+        q = _probabilities(draft_ptr, pair, at, lse, VOCAB)
+        p = _probabilities(target_ptr, row, at, target_lse, VOCAB)
         accepted += tl.sum(tl.minimum(q, p * mass), axis=0)
         if IS_ACCEPTANCE or IS_BLEND:
             below += tl.sum(tl.where(q < p * mass, q, 0.0), axis=0)
@@ -116,10 +119,8 @@ def _pair_kernel(
     if (IS_ACCEPTANCE or IS_BLEND) and HAS_SLOPE:
         for start in range(0, VOCAB, BLOCK):
             at = start + lane
-            logits = tl.load(draft_ptr + pair * VOCAB + at, at < VOCAB, _NOTHING)
-            target = tl.load(target_ptr + row * VOCAB + at, at < VOCAB, _NOTHING)
-            q = tl.exp(logits - lse)
-            p = tl.exp(target - target_lse)
+            q = _probabilities(draft_ptr, pair, at, lse, VOCAB)
+            p = _probabilities(target_ptr, row, at, target_lse, VOCAB)
             is_below = tl.where(q < p * mass, 1.0, 0.0)
             slope = q * (below - is_below) * toward_kept + (q - p) * toward_p
             place = slope_ptr + pair * VOCAB + at
