@@ -229,7 +229,7 @@ def main(words: Sequence[str] | None = None) -> None:
     document: dict[str, Any] = {
         "what": "tokens per second by batch size",
         "target": Path(options.target).name if options.target else f"{options.shape}, random",
-        "options": {name: str(value) for name, value in vars(options).items()},
+        "options": {name: str(one) for name, one in vars(options).items() if name != "out"},
         "captured_ahead": bench.captured,
         "cells": {},
         "provenance": provenance.collect(
