@@ -47,7 +47,7 @@ slow: setup ## tests with big downloads or long computations
 	@$(BIN)/python -m pytest -m slow
 
 gpu: setup ## tests and measurements that need a CUDA device
-	@$(BIN)/python -m pytest -m gpu
+	@$(BIN)/python -m pytest -m gpu -n 4
 	@tools/gpu_benchmarks.sh
 
 engines: setup ## exported heads in vLLM, llama.cpp and OpenVINO, on the CPU

@@ -47,6 +47,10 @@ measure experts 90 measure_experts --shape qwen3-moe-12-layers
 measure decode-experts 120 measure_decoding --shape qwen3-moe-12-layers --rate 0.777 \
     --sibling 0.3 --ways plain,5x1x5,adaptive --tree 6x4x24 --sizes 1,8,32 --answer-len 128
 
+# A head that is always wrong, under the controller.
+measure never-slower 90 measure_decoding --target $target --ways plain,adaptive --sizes 1,8,32 \
+    --rounds 6
+
 # Requests that come and go all the time.
 measure joining-smollm2 150 measure_joining --target $target
 measure joining-8b 240 measure_joining --shape llama-8b --in-flight 64 --requests 384 \
