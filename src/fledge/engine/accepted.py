@@ -1,15 +1,13 @@
-"""What follows from a walk on the device: entries move to their places, and how far drafts reached.
+"""What follows from a walk on the device: entries move to their places.
 
-Legend: B requests, N nodes of a tree with its root, L levels of a walk.
+Legend: B requests, L levels of a walk.
 """
 
 import torch
 from torch import Tensor
 
 from fledge.engine.cache import PagedCache
-from fledge.ops.accept import Walk
 from fledge.ops.paged import TreePass
-from fledge.ops.tree import TreeBatch, is_real
 
 
 def compact_accepted(
@@ -26,14 +24,3 @@ def compact_accepted(
     requests_BL = requests_B[:, None].expand_as(levels_L)
     roots_B1 = packed.context_B[: nodes_BL.shape[0], None]
     cache.move(packed.tables, requests_BL, roots_B1 + from_BL, roots_B1 + levels_L)
-
-
-def deepest_offered(trees: TreeBatch, walk: Walk) -> Tensor:
-    """Depth of the deepest draft each walk was offered: one more than accepted if more hung there.
-
-    int64 [B].
-    """
-    last_B1 = walk.nodes_BL.gather(1, walk.lengths_B[:, None] - 1)
-    is_child_BN = (trees.parents_BN == last_B1) & is_real(trees)
-    is_child_BN[:, 0] = False
-    return walk.lengths_B - 1 + is_child_BN.any(dim=1)

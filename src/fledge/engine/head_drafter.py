@@ -89,7 +89,7 @@ class HeadDrafter:
 
     @torch.no_grad()
     def remember(self, features_TF: Tensor, packed: TreePass) -> None:
-        slots_T = packed.tables.slots(self.window, packed.request_T, packed.numbers_T)
+        slots_T = packed.view(self.window).write_slots_T
         self._cache.head_memory.write(FEATURES, slots_T, self.head.fuse(features_TF))
 
     @torch.no_grad()

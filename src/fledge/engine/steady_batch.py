@@ -9,6 +9,7 @@ Legend: B places, L tokens a request may say in one cycle, X lines of the state.
 
 import struct
 from collections.abc import Sequence as Many
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,11 @@ from torch import Tensor
 
 from fledge.engine.sequence import Sequence
 from fledge.ops.accept import Walk
+from fledge.ops.root_pass import Ends
 from fledge.ops.sampling import SampledRows, SamplingBatch
+from fledge.ops.settle import Standing, settle
 from fledge.ops.staging import send
+from fledge.ops.tree import TreeBatch
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _ROW, _LEN, _FRESH, _SAID, _DRAFTED, _GREEDY, _SEED, _TOP_K = range(8)
@@ -150,12 +154,20 @@ class SteadyBatch:
     def newest_B(self) -> Tensor:
         return self.fresh_tokens_BL.gather(1, self.fresh_B[:, None] - 1)[:, 0]
 
+    @property
+    def ends(self) -> Ends:
+        """What a pass over the newest tokens has to know."""
+        return Ends(self.rows_B, self.lens_B, self.fresh_B, self.state_XB[_NUM_LINES:])
+
     def sampling(self, filters: "Filters") -> SamplingBatch:
         """How the requests choose their tokens."""
         temperature_B, top_p_B, min_p_B = self.state_XB[_TEMPERATURE : _MIN_P + 1].view(
             torch.float64
         )
         seed_B = self.state_XB[_SEED]
+        if not filters.can_sample:
+            is_greedy_B = _everyone(self.size, self.device)
+            return SamplingBatch(is_greedy_B, temperature_B, seed_B, (), None, 0)
         everyone = SampledRows(
             rows_S=torch.arange(self.size, device=self.device),
             temperature_S=temperature_B,
@@ -171,25 +183,28 @@ class SteadyBatch:
             greedy_B=self.is_greedy_B,
             temperature_B=temperature_B,
             seed_B=seed_B,
-            sampled=(everyone,) if filters.can_sample else (),
+            sampled=(everyone,),
             asking_A=None,
             num_logprobs=0,
         )
 
-    def advance(self, lengths_B: Tensor, tokens_BL: Tensor) -> None:
-        """Requests have said so many of these tokens; empty places stay as they are."""
-        is_empty_B = self.rows_B == self._spare_row
-        self.lens_B.add_(lengths_B.masked_fill(is_empty_B, 0))
-        self.said_B.add_(lengths_B)
-        self.fresh_B.copy_(lengths_B.masked_fill(is_empty_B, 1))
-        self.state_XB[_NUM_LINES : _NUM_LINES + tokens_BL.shape[1]].copy_(tokens_BL.t())
+    def settle(self, walk: Walk, trees: TreeBatch) -> None:
+        """Requests have said what their walks say; the host may read what came of it."""
+        standing = Standing(
+            rows_B=self.rows_B,
+            lens_B=self.lens_B,
+            fresh_B=self.fresh_B,
+            said_B=self.said_B,
+            tokens_MB=self.state_XB[_NUM_LINES:],
+            facts_XB=self.facts_XB,
+        )
+        settle(walk, trees, standing, self._spare_row)
 
-    def write_facts(self, walk: Walk, offered_B: Tensor | int) -> None:
-        """What came of a walk, for the host to read."""
-        self.facts_XB[0].copy_(walk.lengths_B)
-        self.facts_XB[1] = offered_B
-        self.facts_XB[2].copy_(walk.failed_B)
-        self.facts_XB[3 : 3 + walk.tokens_BL.shape[1]].copy_(walk.tokens_BL.t())
+
+@cache
+def _everyone(size: int, device: torch.device) -> Tensor:
+    """Made once and never let go: a captured graph may have read it."""
+    return torch.ones(size, dtype=torch.bool, device=device)
 
 
 def _bits(number: float) -> int:

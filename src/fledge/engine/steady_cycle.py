@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.settings import EngineSettings
-from fledge.engine.accepted import compact_accepted, deepest_offered
+from fledge.engine.accepted import compact_accepted
 from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.drafter import Drafter, NoDrafter
@@ -21,7 +21,8 @@ from fledge.engine.head_drafter import Draft, HeadDrafter
 from fledge.engine.steady_batch import Filters, SteadyBatch
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
-from fledge.ops.paged import BlockTables, make_tree_pass
+from fledge.ops.paged import BlockTables, TreePass, make_tree_pass
+from fledge.ops.root_pass import make_root_pass
 from fledge.ops.tree import TreeBatch, root_only
 
 
@@ -64,24 +65,14 @@ class SteadyCycle:
     @torch.no_grad()
     def verify(self, batch: SteadyBatch, trees: TreeBatch | None, filters: Filters) -> None:
         """Run the target over the trees; the batch then says what came of it."""
-        tables, newest_B = self._tables(batch), batch.newest_B
-        packed = make_tree_pass(
-            chain_tokens_C=newest_B,
-            chain_B=torch.ones_like(newest_B),
-            context_B=batch.lens_B - 1,
-            trees=trees,
-            num_rows=batch.size + (trees.num_drafts if trees is not None else 0),
-            tables=tables,
-            num_short=batch.size,
-            last_position=self._target.context_len - 1,
-        )
+        packed = self._root_pass(batch) if trees is None else self._tree_pass(batch, trees)
         output = self._target.forward(packed, self._cache.target_memory, taps=self._drafter.taps)
         if output.features_TF is not None:
             self._drafter.remember(output.features_TF, packed)
-        verified = root_only(newest_B) if trees is None else trees
+        verified = root_only(packed.token_ids_T) if trees is None else trees
         walk = self._walk(
             output.logits_RV,
-            packed.node_rows(verified.max_size),
+            packed.starts_B[:, None] if trees is None else packed.node_rows(verified.max_size),
             verified,
             batch.sampling(filters),
             batch.said_B,
@@ -90,8 +81,24 @@ class SteadyCycle:
         if trees is not None:
             compact_accepted(self._cache, packed, walk.nodes_BL, walk.lengths_B)
             self._tally(batch, trees, walk)
-        batch.write_facts(walk, deepest_offered(verified, walk))
-        batch.advance(walk.lengths_B, walk.tokens_BL)
+        batch.settle(walk, verified)
+
+    def _root_pass(self, batch: SteadyBatch) -> TreePass:
+        last_position = self._target.context_len - 1
+        return make_root_pass(batch.ends, self._cache.all_tables, last_position)
+
+    def _tree_pass(self, batch: SteadyBatch, trees: TreeBatch) -> TreePass:
+        newest_B = batch.newest_B
+        return make_tree_pass(
+            chain_tokens_C=newest_B,
+            chain_B=torch.ones_like(newest_B),
+            context_B=batch.lens_B - 1,
+            trees=trees,
+            num_rows=batch.size + trees.num_drafts,
+            tables=self._tables(batch),
+            num_short=batch.size,
+            last_position=self._target.context_len - 1,
+        )
 
     def _tables(self, batch: SteadyBatch) -> BlockTables:
         return self._cache.all_tables[batch.rows_B]

@@ -218,13 +218,13 @@ class SteadyReader:
         if with_head:
             assert isinstance(self._drafter, HeadDrafter)
             self._drafter.store_entries(packed)
+        roots = root_only(batch.newest_B)
         walk = self._walk(
             output.logits_RV,
             torch.arange(batch.size, device=last_B.device)[:, None],
-            root_only(batch.newest_B),
+            roots,
             batch.sampling(filters),
             batch.said_B,
             max_depth=0,
         )
-        batch.write_facts(walk, 0)
-        batch.advance(walk.lengths_B, walk.tokens_BL)
+        batch.settle(walk, roots)

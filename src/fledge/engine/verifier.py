@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.outputs import TokenLogprobs
-from fledge.engine.accepted import compact_accepted, deepest_offered
+from fledge.engine.accepted import compact_accepted
 from fledge.engine.cache import PagedCache
 from fledge.engine.commits import Said, Yield, commit
 from fledge.engine.drafter import Drafter
@@ -34,6 +34,7 @@ from fledge.ops.logit_rules import LogitRules, make_rules
 from fledge.ops.logprobs import read_logprobs
 from fledge.ops.paged import TreePass, make_tree_pass
 from fledge.ops.sampling import SamplingBatch, make_sampling_batch
+from fledge.ops.settle import deepest_offered
 from fledge.ops.staging import send
 from fledge.ops.tree import TreeBatch, root_only, with_roots
 

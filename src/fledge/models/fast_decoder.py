@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fledge.models.attention import attend_stored
 from fledge.models.fast_families import FAMILIES, Family
@@ -35,6 +35,7 @@ from fledge.models.native_decoder import DecoderParts, NativeDecoder
 from fledge.models.target_reading import Readout, TargetReading, readout_of
 from fledge.ops.document_attention import DocumentAttention
 from fledge.ops.documents import Documents, make_documents
+from fledge.ops.embedded import Beginning, embed_rows, look_up
 from fledge.ops.kernel_choice import uses_native
 from fledge.ops.kv import KVMemory
 from fledge.ops.norms import residual_norm
@@ -177,13 +178,9 @@ class FastDecoder:
     def _run(
         self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend, taps: Sequence[int]
     ) -> Stream:
-        rotations = {
-            kind: Rotation(table_PD.index_select(0, positions_T))
-            for kind, table_PD in self._tables.items()
-        }
+        stream, normed, angles = self._begin(token_ids_T, positions_T)
+        rotations = {kind: Rotation(rows_TD) for kind, rows_TD in angles.items()}
         norms = [layer.before_attention for layer in self._layers[1:]] + [self._final_norm]
-        embedded_TD = self._embedding(token_ids_T)
-        stream, normed = residual_norm(embedded_TD, before=self._layers[0].before_attention)
         kept = {0: stream}  # and what is tapped: documents are long, layers are many
         for layer, next_norm in zip(self._layers, norms, strict=True):
             product_TE = _normed_over_width(layer, layer.qkv(normed))
@@ -197,6 +194,15 @@ class FastDecoder:
             if layer.index + 1 in taps:
                 kept[layer.index + 1] = stream
         return Stream(normed, [kept[tap] for tap in taps])
+
+    def _begin(self, token_ids_T: Tensor, positions_T: Tensor) -> Beginning:
+        norm = self._layers[0].before_attention
+        # Some families scale what they look up.
+        if norm is not None and type(self._embedding) is nn.Embedding:
+            weight_VD = self._embedding.weight
+            return embed_rows(weight_VD, token_ids_T, norm, self._tables, positions_T)
+        stream, normed = residual_norm(self._embedding(token_ids_T), before=norm)
+        return Beginning(stream, normed, look_up(self._tables, positions_T))
 
     def _make_tables(self) -> dict[str, Tensor]:
         """Cosines and sines of all positions for each kind of rope, halves side by side, [P, D]."""

@@ -197,7 +197,8 @@ def walk_nodes(
         CAN_SAMPLE=not batch.all_greedy,
     )
     steps = torch.empty(2, num_requests, num_levels, dtype=torch.long, device=logits_RV.device)
-    ends = torch.empty(2, num_requests, dtype=torch.long, device=logits_RV.device)
+    lengths_B = torch.empty(num_requests, dtype=torch.long, device=logits_RV.device)
+    failed_B = torch.empty(num_requests, dtype=torch.bool, device=logits_RV.device)
     _walk_kernel[(num_requests,)](
         scores_BNP,
         choices_BNP,
@@ -206,12 +207,12 @@ def walk_nodes(
         tree.sizes_B,
         steps[0],
         steps[1],
-        ends[0],
-        ends[1],
+        lengths_B,
+        failed_B.view(torch.uint8),
         num_nodes,
         num_parts,
         num_levels,
         NODES=max(16, power_of_two(num_nodes)),
         PARTS=max(16, power_of_two(num_parts)),
     )
-    return Steps(steps[0], steps[1], ends[0], ends[1].bool())
+    return Steps(steps[0], steps[1], lengths_B, failed_B)

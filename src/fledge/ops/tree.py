@@ -53,11 +53,12 @@ class TreeBatch:
 
 def root_only(root_tokens_B: Tensor) -> TreeBatch:
     """Trees without drafts: verifying them is plain decoding."""
+    num_requests, device = root_tokens_B.shape[0], root_tokens_B.device
     return TreeBatch(
         tokens_BN=root_tokens_B[:, None],
-        parents_BN=torch.zeros_like(root_tokens_B)[:, None],
-        sizes_B=torch.ones_like(root_tokens_B),
-        logprobs_BN=torch.zeros_like(root_tokens_B, dtype=torch.float32)[:, None],
+        parents_BN=_zeros(num_requests, torch.long, device),
+        sizes_B=_full_sizes(num_requests, 1, device),
+        logprobs_BN=_zeros(num_requests, torch.float32, device),
         num_drafts=0,
     )
 

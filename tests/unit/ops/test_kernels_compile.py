@@ -13,14 +13,17 @@ pytestmark = pytest.mark.slow
 SHARED_BYTES = {90: 227 * 1024, 89: 99 * 1024}
 
 
-def test_kernels_compile_and_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "num_kernels"), [("kernels_for_devices", 19), ("cycle_kernels_for_devices", 3)]
+)
+def test_kernels_compile_and_fit(module: str, num_kernels: int, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.ops.kernels_for_devices"],
+        [sys.executable, "-m", f"tests.unit.ops.{module}"],
         env=environment,
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -29,6 +32,6 @@ def test_kernels_compile_and_fit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 19
+    assert len(kernels) == num_kernels
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["capability"]], kernel["name"]

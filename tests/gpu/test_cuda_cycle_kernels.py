@@ -1,0 +1,74 @@
+"""How cycles begin and end by a kernel each on a GPU: as plain operations say, without waiting."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.ops.kernel_choice import choose_kernels
+from fledge.ops.root_pass import _parts, make_root_pass
+from fledge.ops.settle import settle
+from tests.steady_cases import (
+    LAST_POSITION,
+    SPARE_ROW,
+    some_ends,
+    some_standing,
+    some_walk,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> Iterator[None]:
+    with choose_kernels("triton"):
+        yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def on_gpu_and_cpu(
+    work: Callable[[torch.device], tuple[Tensor, ...]],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the kernel makes and what plain operations make, the second time."""
+    gpu = torch.device("cuda", 0)
+    found = work(gpu)
+    with choose_kernels("plain"):
+        expected = work(torch.device("cpu"))
+    return zip((one.cpu() for one in found), expected, strict=True)
+
+
+@pytest.mark.parametrize(("size", "num_lines"), [(1, 1), (1, 6), (3, 2), (8, 6)])
+def test_rows_of_newest_tokens(size: int, num_lines: int) -> None:
+    def work(device: torch.device) -> tuple[Tensor, ...]:
+        ends, tables = some_ends(size, num_lines, device)
+        packed = make_root_pass(ends, tables, LAST_POSITION)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+            packed = make_root_pass(ends, tables, LAST_POSITION)
+            torch.cuda.set_sync_debug_mode("default")
+        return _parts(packed, None)
+
+    for ours, expected in on_gpu_and_cpu(work):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("sizes", [[0], [4], [9, 0, 7, 1, 30, 12]])
+def test_what_follows_from_walks(sizes: list[int]) -> None:
+    def work(device: torch.device) -> tuple[Tensor, ...]:
+        walk, trees = some_walk(sizes, device)
+        standing = some_standing(len(sizes), device)
+        settle(walk, trees, standing, SPARE_ROW)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        settle(walk, trees, standing, SPARE_ROW)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+        return tuple(standing)
+
+    for ours, expected in on_gpu_and_cpu(work):
+        assert torch.equal(ours, expected)

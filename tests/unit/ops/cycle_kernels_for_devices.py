@@ -1,0 +1,19 @@
+"""Compiles the kernels that begin and end a cycle for real devices, without one."""
+
+from fledge.ops import embedded_triton, root_pass_triton, settle_triton
+from tests.unit.ops.kernels_for_devices import HOPPER, TYPES, compiled
+
+
+def main() -> None:
+    settled = {"NODES": 64, "LEVELS": 16, "IS_CHAINED": True, "num_warps": 1}
+    compiled("what follows", settle_triton._settle_kernel, settled, "i64", HOPPER)
+    roots = {"PAGE": 16, "COLUMNS": 1024}
+    compiled("newest tokens", root_pass_triton._root_kernel, roots, "i64", HOPPER)
+    sizes = {"SIZE": 4096, "BLOCK": 4096, "HEAD_SIZE": 128, "HEAD_BLOCK": 128, "KIND": 1}
+    TYPES["token_ids_ptr"] = "*i64"
+    begin = {**sizes, "num_warps": 8}
+    compiled("beginning", embedded_triton._begin_kernel, begin, "bf16", HOPPER)
+
+
+if __name__ == "__main__":
+    main()
