@@ -106,6 +106,7 @@ def main() -> None:
     document: dict[str, Any] = {
         "what": "acceptance as engines counted it, and of fledge's head along the same texts",
         "target": options.target,
+        "group": options.group,
         "engines": {},
         "provenance": provenance.collect(device="cpu"),
     }

@@ -115,8 +115,10 @@ def test_serve_becomes_the_engines_server(
         ("llamacpp", "llama.cpp", ["gguf"]),
         ("llamacpp", "llama.cpp", ["gguf", "--precision", "q8_0"]),
         ("openvino", "OpenVINO GenAI", ["openvino"]),
+        ("vllm", "vLLM", ["vllm"]),
+        ("vllm", "vLLM", ["speculators"]),
     ],
-    ids=["gguf", "gguf-q8_0", "openvino"],
+    ids=["gguf", "gguf-q8_0", "openvino", "vllm", "speculators"],
 )
 def test_export_verifies_in_the_engine_itself(
     trained: list[Case], tmp_path: Path, name: OutsideEngine, title: str, form: list[str]
