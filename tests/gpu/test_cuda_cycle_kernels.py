@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fledge.ops.kernel_choice import choose_kernels
-from fledge.ops.root_pass import _parts, make_root_pass
+from fledge.ops.root_pass import make_root_pass, parts_of
 from fledge.ops.settle import settle
+from fledge.ops.tree_pass import make_steady_tree_pass
 from tests.steady_cases import (
     LAST_POSITION,
     SPARE_ROW,
@@ -51,7 +52,7 @@ def test_rows_of_newest_tokens(size: int, num_lines: int) -> None:
             torch.cuda.set_sync_debug_mode("error")
             packed = make_root_pass(ends, tables, LAST_POSITION)
             torch.cuda.set_sync_debug_mode("default")
-        return _parts(packed, None)
+        return parts_of(packed, None)
 
     for ours, expected in on_gpu_and_cpu(work):
         assert torch.equal(ours, expected)
@@ -69,6 +70,23 @@ def test_what_follows_from_walks(sizes: list[int]) -> None:
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
         return tuple(standing)
+
+    for ours, expected in on_gpu_and_cpu(work):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("sizes", [[5], [9, 0, 7, 1, 30, 12]])
+def test_rows_of_trees(sizes: list[int]) -> None:
+    def work(device: torch.device) -> tuple[Tensor, ...]:
+        _, trees = some_walk(sizes, device)
+        ends, tables = some_ends(len(sizes), 3, device)
+        ends.lens_B.sub_(30).clamp_(min=2)
+        found = make_steady_tree_pass(ends, trees, tables, 20)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+            found = make_steady_tree_pass(ends, trees, tables, 20)
+            torch.cuda.set_sync_debug_mode("default")
+        return found.rows_BN, *parts_of(found.packed, None)
 
     for ours, expected in on_gpu_and_cpu(work):
         assert torch.equal(ours, expected)

@@ -21,9 +21,10 @@ from fledge.engine.head_drafter import Draft, HeadDrafter
 from fledge.engine.steady_batch import Filters, SteadyBatch
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
-from fledge.ops.paged import BlockTables, TreePass, make_tree_pass
+from fledge.ops.paged import BlockTables
 from fledge.ops.root_pass import make_root_pass
 from fledge.ops.tree import TreeBatch, root_only
+from fledge.ops.tree_pass import make_steady_tree_pass
 
 
 def runs_ahead(target: Target, drafter: Drafter, settings: EngineSettings, num_levels: int) -> bool:
@@ -65,14 +66,19 @@ class SteadyCycle:
     @torch.no_grad()
     def verify(self, batch: SteadyBatch, trees: TreeBatch | None, filters: Filters) -> None:
         """Run the target over the trees; the batch then says what came of it."""
-        packed = self._root_pass(batch) if trees is None else self._tree_pass(batch, trees)
+        tables, last_position = self._cache.all_tables, self._target.context_len - 1
+        if trees is None:
+            packed = make_root_pass(batch.ends, tables, last_position)
+            rows_BN, verified = packed.starts_B[:, None], root_only(packed.token_ids_T)
+        else:
+            packed, rows_BN = make_steady_tree_pass(batch.ends, trees, tables, last_position)
+            verified = trees
         output = self._target.forward(packed, self._cache.target_memory, taps=self._drafter.taps)
         if output.features_TF is not None:
             self._drafter.remember(output.features_TF, packed)
-        verified = root_only(packed.token_ids_T) if trees is None else trees
         walk = self._walk(
             output.logits_RV,
-            packed.starts_B[:, None] if trees is None else packed.node_rows(verified.max_size),
+            rows_BN,
             verified,
             batch.sampling(filters),
             batch.said_B,
@@ -82,23 +88,6 @@ class SteadyCycle:
             compact_accepted(self._cache, packed, walk.nodes_BL, walk.lengths_B)
             self._tally(batch, trees, walk)
         batch.settle(walk, verified)
-
-    def _root_pass(self, batch: SteadyBatch) -> TreePass:
-        last_position = self._target.context_len - 1
-        return make_root_pass(batch.ends, self._cache.all_tables, last_position)
-
-    def _tree_pass(self, batch: SteadyBatch, trees: TreeBatch) -> TreePass:
-        newest_B = batch.newest_B
-        return make_tree_pass(
-            chain_tokens_C=newest_B,
-            chain_B=torch.ones_like(newest_B),
-            context_B=batch.lens_B - 1,
-            trees=trees,
-            num_rows=batch.size + trees.num_drafts,
-            tables=self._tables(batch),
-            num_short=batch.size,
-            last_position=self._target.context_len - 1,
-        )
 
     def _tables(self, batch: SteadyBatch) -> BlockTables:
         return self._cache.all_tables[batch.rows_B]

@@ -82,18 +82,19 @@ def make_root_pass(ends: Ends, all_tables: BlockTables, last_position: int) -> T
         )
 
     def is_right(packed: TreePass) -> bool:
-        return all(map(torch.equal, _parts(packed, window), _parts(plain(), window)))
+        return all(map(torch.equal, parts_of(packed, window), parts_of(plain(), window)))
 
     kind = (all_tables.block_size, ends.lens_B.shape[0].bit_length())
     return run_kernel("rows of newest tokens", fused, plain, kind=kind, is_right=is_right)
 
 
-def _parts(packed: TreePass, window: int | None) -> tuple[Tensor, ...]:
-    """All that a pass says of its rows."""
+def parts_of(packed: TreePass, window: int | None) -> tuple[Tensor, ...]:
+    """What a pass says of its rows, and in trees who sees whom."""
     slots_T, table_BP = packed.view(window).write_slots_T, packed.tables.by_window[window]
     rows = (packed.token_ids_T, packed.positions_T, packed.request_T, packed.numbers_T, slots_T)
     lengths = (packed.starts_B, packed.num_rows_B, packed.context_B, packed.chain_B, packed.first_B)
-    return *rows, *lengths, table_BP
+    seen = () if packed.seen_BNN is None else (packed.seen_BNN,)
+    return *rows, *lengths, table_BP, *seen
 
 
 @cache

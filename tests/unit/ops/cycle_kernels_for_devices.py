@@ -1,6 +1,6 @@
 """Compiles the kernels that begin and end a cycle for real devices, without one."""
 
-from fledge.ops import embedded_triton, root_pass_triton, settle_triton
+from fledge.ops import embedded_triton, root_pass_triton, settle_triton, tree_pass_triton
 from tests.unit.ops.kernels_for_devices import HOPPER, TYPES, compiled
 
 
@@ -9,6 +9,8 @@ def main() -> None:
     compiled("what follows", settle_triton._settle_kernel, settled, "i64", HOPPER)
     roots = {"PAGE": 16, "COLUMNS": 1024}
     compiled("newest tokens", root_pass_triton._root_kernel, roots, "i64", HOPPER)
+    laid = {**roots, "NODES": 128, "REQUESTS": 256, "DEPTH": 8}
+    compiled("trees", tree_pass_triton._tree_kernel, laid, "i64", HOPPER)
     sizes = {"SIZE": 4096, "BLOCK": 4096, "HEAD_SIZE": 128, "HEAD_BLOCK": 128, "KIND": 1}
     TYPES["token_ids_ptr"] = "*i64"
     begin = {**sizes, "num_warps": 8}

@@ -4,6 +4,8 @@ Catches: another request's row, token or slot; an empty place that grows; a draf
 a root, that counts as offered; lines of the state that are not a walk's.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,9 +15,10 @@ from fledge.ops.embedded import embed_rows
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.norms import Norm, NormKind
 from fledge.ops.paged import BlockTables, TreePass
-from fledge.ops.root_pass import _parts, make_root_pass
+from fledge.ops.root_pass import make_root_pass, parts_of
 from fledge.ops.settle import settle
-from fledge.ops.tree import root_only
+from fledge.ops.tree import depths, root_only
+from fledge.ops.tree_pass import make_steady_tree_pass
 from tests.steady_cases import (
     LAST_POSITION,
     SPARE_ROW,
@@ -39,7 +42,7 @@ def root_pass(size: int, num_lines: int, choice: kernel_choice.KernelChoice) -> 
 def test_rows_of_newest_tokens(size: int, num_lines: int) -> None:
     fused, plain = (root_pass(size, num_lines, choice) for choice in ("triton", "plain"))
     assert fused.write_slots_T is not None, "the kernel was not asked"
-    for ours, expected in zip(_parts(fused, None), _parts(plain, None), strict=True):
+    for ours, expected in zip(parts_of(fused, None), parts_of(plain, None), strict=True):
         assert torch.equal(ours, expected)
     assert (fused.num_short, fused.num_tokens) == (plain.num_short, plain.num_tokens)
 
@@ -51,6 +54,25 @@ def test_tables_of_several_windows_are_left_to_plain_operations() -> None:
     with choose_kernels("triton"):
         packed = make_root_pass(ends, both, LAST_POSITION)
     assert not torch.equal(packed.view(None).write_slots_T, packed.view(8).write_slots_T)
+
+
+@pytest.mark.parametrize("sizes", [[5], [9, 0, 7, 1, 30, 12]])
+def test_rows_of_trees(sizes: list[int]) -> None:
+    _, trees = some_walk(sizes, CPU)
+    trees.parents_BN[0, 2:] = torch.arange(2, trees.max_size)  # written below themselves
+    for max_depth in (None, int(depths(trees.parents_BN).max())):
+        found = []
+        for choice in ("triton", "plain"):
+            ends, tables = some_ends(len(sizes), 3, CPU)
+            ends.lens_B.sub_(30).clamp_(min=2)
+            with choose_kernels(choice):
+                asked = replace(trees, max_depth=max_depth)
+                found.append(make_steady_tree_pass(ends, asked, tables, 20))
+        (fused, rows_BN), (plain, wanted_BN) = found
+        assert fused.write_slots_T is not None, "the kernel was not asked"
+        assert torch.equal(rows_BN, wanted_BN)
+        for ours, expected in zip(parts_of(fused, None), parts_of(plain, None), strict=True):
+            assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("kind", ["cast_first", "cast_last", "one_plus"])
