@@ -18,7 +18,7 @@ from fledge.contracts.progress import Progress, Task
 from fledge.contracts.toml_settings import to_plain
 from fledge.lab.bench_document import BENCH_NAME, make_document
 from fledge.lab.bench_figures import measure
-from fledge.lab.bench_journal import BenchJournal, Measurement
+from fledge.lab.bench_journal import BenchJournal, Measurement, has_measurements
 from fledge.lab.load_client_cost import measure_client
 from fledge.lab.load_driver import Arm, BenchError, Drive, Driver
 from fledge.lab.load_point import Point, num_requests, points_of
@@ -76,7 +76,7 @@ def bench(
             "prompts": prompts.fingerprint,
         },
     )
-    with open_stage(out, plan) as stage:
+    with open_stage(out, plan, has_results=has_measurements) as stage:
         journal = BenchJournal(stage.path)
         run = _Run(arms, settings, prompts, journal, stage, device, progress)
         if not stage.is_finished:

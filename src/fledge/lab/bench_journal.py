@@ -36,6 +36,12 @@ class Measurement:
         return self.arm, self.point, self.repeat
 
 
+def has_measurements(directory: Path) -> bool:
+    """Whether anything was written down; a server that could not be reached leaves nothing."""
+    journal = directory / JOURNAL_NAME
+    return journal.exists() and journal.stat().st_size > 0
+
+
 class BenchJournal:
     """Appends measurements, and knows those of earlier runs."""
 

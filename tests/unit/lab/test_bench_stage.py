@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,17 @@ def test_no_success_at_all(tmp_path: Path) -> None:
     )
     row = json.loads((tmp_path / "out" / "bench.json").read_text())["rows"][0]
     assert row["errors"]["http 500"]["count"] == 4
+
+
+def test_a_server_that_was_not_there_leaves_nothing_to_go_on_with(tmp_path: Path) -> None:
+    with scripted_server() as server:
+        away = UrlArm(name="s0", endpoint=Endpoint.parse("http://127.0.0.1:9"), settings=SETTINGS)
+        with pytest.raises(ConfigError, match="cannot be reached"):
+            bench([away], SETTINGS, tmp_path / "out", device="cpu", progress=SilentProgress())
+        fewer = replace(SETTINGS, concurrency=(1,), repeats=1)
+        assert run(tmp_path / "out", server, settings=fewer)["is_complete"]
+        with pytest.raises(MismatchError, match="choose another directory"):
+            run(tmp_path / "out", server)
 
 
 def test_a_full_server_is_a_result(tmp_path: Path) -> None:
