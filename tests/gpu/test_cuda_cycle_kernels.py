@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fledge.engine.graphs import Graphs
 from fledge.ops.kernel_choice import choose_kernels
+from fledge.ops.paged_segments_triton import counts_for
 from fledge.ops.root_pass import make_root_pass, parts_of
 from fledge.ops.settle import settle
 from fledge.ops.tree_pass import make_steady_tree_pass
@@ -90,3 +92,17 @@ def test_rows_of_trees(sizes: list[int]) -> None:
 
     for ours, expected in on_gpu_and_cpu(work):
         assert torch.equal(ours, expected)
+
+
+def test_counts_are_made_before_captures() -> None:
+    """Made in a capture, each layer of each replay would set them to zero."""
+    device = torch.device("cuda", 0)
+    graphs = Graphs(device)
+    places = set()
+    for kind in ("one", "other"):
+        for _ in range(2):
+            counts, number = graphs.run(kind, lambda: (counts_for(device), counts_for(device)))
+        assert number is not None, "it was captured"
+        places |= {one.data_ptr() for one in counts}
+    assert len(places) == 1
+    assert not counts[0].any()

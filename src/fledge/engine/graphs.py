@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from fledge.contracts.errors import CapacityError
+from fledge.ops.kernel_choice import uses_kernels
 
 Result = TypeVar("Result")
 
@@ -178,7 +179,9 @@ class Graphs:
         with torch.cuda.device(self._device):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-                self._stream = self._stream or self._own_stream()
+                if self._stream is None:
+                    self._stream = self._own_stream()
+                    self._prepare(self._stream)
             free, total = torch.cuda.mem_get_info(self._device)
             if free < _FEW_FREE * total:
                 torch.cuda.empty_cache()
@@ -193,6 +196,15 @@ class Graphs:
                     graph.capture_end()
         self._num_captured += 1
         return _Captured(graph, result, self._num_captured)
+
+    def _prepare(self, stream: torch.cuda.Stream) -> None:
+        """Make what kernels share on a stream: made in a capture, every launch would zero it."""
+        if uses_kernels(torch.empty(0, device=self._device)):
+            from fledge.ops.paged_segments_triton import counts_for
+
+            with torch.cuda.stream(stream):
+                counts_for(self._device)
+            stream.synchronize()  # graphs run on other streams
 
     def _own_stream(self) -> torch.cuda.Stream:
         """To capture on, until this is garbage: then whoever comes next has it."""
