@@ -19,7 +19,7 @@ from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, 
 from fledge.engine.menu_planner import MenuPlanner
 from fledge.engine.outlook import Outlook, Planner
 from fledge.engine.pass_times import PassTimes
-from fledge.engine.plain_guard import PlainGuard
+from fledge.engine.plain_guard import PlainGuards
 from fledge.engine.probing import Prober
 from fledge.engine.throughput import Throughput
 from fledge.engine.yield_check import YieldCheck
@@ -95,7 +95,10 @@ class AdaptiveController:
         self._planner = Planner(tree, self._model, self._costs, max_pass_tokens)
         self._menu = MenuPlanner(tree, self._costs, self._planner, max_pass_tokens)
         self._prober = Prober(tree, self._model, self._costs, self._planner)
-        self._guard = PlainGuard()
+        self._guards = PlainGuards()
+        self._guard = self._guards.of(Load(num_requests=1))
+        """Of the newest load."""
+
         self._yields = YieldCheck()
         self._tokens = Throughput()
         self._choices: dict[tuple[int, int, int], _Choice] = {}
@@ -119,6 +122,7 @@ class AdaptiveController:
             self._num_warming += 1
             return PLAIN
         self._prober.tick()
+        self._guard = self._guards.of(load)
         self._guard.tick()
         choice = self._choice(load)
         self._newest = choice
@@ -154,7 +158,8 @@ class AdaptiveController:
         if is_probe and report.load.menu is None and self._model.is_surprised:
             self._prober.follow_up()
         if not (report.plan.is_plain or report.plan.is_probe or report.is_cold):
-            self._guard.observe(report, self._planner.rate(PLAIN, report.load))
+            guard = self._guards.of(report.load)
+            guard.observe(report, self._planner.rate(PLAIN, report.load))
         if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:
             self._version += 1
 

@@ -3,19 +3,21 @@
 Between measured sizes a line is drawn; beyond the largest one time grows at least half as fast as
 the number of tokens, because a curve that is still flat there will not stay flat. Real passes
 correct what was measured: partly everywhere (the machine is slower today), partly around their own
-size. One slow pass moves little. Corrections of sizes that are no longer seen fade, so that a size
-once thought too slow is tried again some day.
+size; sizes beyond the measured ones have corrections of their own as soon as they are seen, and
+until then that of the largest below them. One slow pass moves little. Corrections of sizes that are
+no longer seen fade, so that a size once thought too slow is tried again some day.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fledge.contracts.errors import ArtifactError
+from fledge.engine.context_cost import ContextCost
 from fledge.engine.monotone import rising
 
 Array = NDArray[np.float64]
@@ -31,6 +33,10 @@ _FIRST_RATE = 0.8
 """How far the first passes of a size move it: what is measured at the start may be far off."""
 _NUDGES_PER_FADING = 256
 _FADING = 1 / 16
+_BEYOND = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+"""Times the largest measured size, sizes that real passes correct too."""
+_NOTICED = 0.01
+"""Share of a pass by which cached tokens have to be misjudged before that is put right."""
 
 
 class PassCurve:
@@ -39,14 +45,20 @@ class PassCurve:
     def __init__(self, tokens: Sequence[int], seconds: Sequence[float]) -> None:
         self._tokens = [float(number) for number in tokens]
         self._measured: list[float] = rising(np.array(seconds, dtype=float)).tolist()
-        self._local = [0.0] * len(tokens)
-        self._num_seen = [0.0] * len(tokens)
+        self._num_measured = len(tokens)
+        slope = _steepness(self._tokens, self._measured)
+        for times in _BEYOND:
+            self._tokens.append(round(times * tokens[-1]))
+            rise_s = slope * (self._tokens[-1] - tokens[-1])
+            self._measured.append(self._measured[self._num_measured - 1] + rise_s)
+        self._local = [0.0] * len(self._tokens)
+        self._num_seen = [0.0] * len(self._tokens)
         self._common: float = 1.0
         self._spread = _FIRST_SPREAD
         self._num_nudges = 0
         self._seconds: list[float] = list(self._measured)
         """Measured and corrected for its own size, not yet for what is common to all."""
-        self._slope = self._steepness()
+        self._slope = _steepness(self._tokens, self._seconds)
 
     def at(self, num_tokens: float) -> float:
         """Expected time of one pass."""
@@ -87,11 +99,36 @@ class PassCurve:
             self._num_seen[place] += weight * nearness
             self._move(place, self._local[place] + rate * step * nearness)
             self._respect_larger_passes(place)
+            self._take_along(place)
         self._num_nudges += 1
         if self._num_nudges % _NUDGES_PER_FADING == 0:
             for place, local in enumerate(self._local):
                 self._move(place, local * (1.0 - _FADING))
-        self._slope = self._steepness()
+        self._slope = _steepness(self._tokens, self._seconds)
+
+    def shift(self, seconds_by_tokens: Mapping[int, float]) -> None:
+        """Passes of these sizes take so much more than was thought, for a reason that is known."""
+        sums = [[0.0, 0.0] for _ in self._tokens]
+        for num_tokens, seconds in seconds_by_tokens.items():
+            for place, nearness in self._nearness(num_tokens):
+                sums[place][0] += nearness
+                sums[place][1] += nearness * seconds
+        for place, (weight, seconds) in enumerate(sums):
+            if weight > 0:
+                own_s = self._seconds[place]
+                shifted_s = max(own_s + seconds / weight / self._common, 0.1 * own_s)
+                self._move(place, math.log(shifted_s / self._measured[place]))
+                self._take_along(place)
+        self._slope = _steepness(self._tokens, self._seconds)
+
+    def _take_along(self, moved: int) -> None:
+        """Sizes beyond the measured ones go with the largest that was seen below them."""
+        if moved < self._num_measured - 1:
+            return
+        for place in range(moved + 1, len(self._tokens)):
+            if self._num_seen[place] > 0:
+                break
+            self._move(place, self._local[moved])
 
     def _respect_larger_passes(self, moved: int) -> None:
         """A pass takes no longer than a larger one that was seen more often."""
@@ -117,7 +154,8 @@ class PassCurve:
 
     def to_json(self) -> dict[str, list[float]]:
         """What was measured; corrections belong to the day they were made."""
-        return {"tokens": self._tokens, "seconds": self._measured}
+        count = self._num_measured
+        return {"tokens": self._tokens[:count], "seconds": self._measured[:count]}
 
     @classmethod
     def from_json(cls, document: Any) -> "PassCurve":
@@ -147,13 +185,13 @@ class PassCurve:
         share = (num_tokens - low) / (high - low)
         return ((upper - 1, 1.0 - share), (upper, share))
 
-    def _steepness(self) -> float:
-        """Seconds per token beyond the largest measured size."""
-        last_tokens, last_s = self._tokens[-1], self._seconds[-1]
-        half = bisect_left(self._tokens, last_tokens / 2)
-        rise_s = last_s - self._seconds[half]
-        steepness = rise_s / (last_tokens - self._tokens[half]) if rise_s > 0 else 0.0
-        return max(steepness, last_s / last_tokens / 2)
+
+def _steepness(tokens: Sequence[float], seconds: Sequence[float]) -> float:
+    """Seconds per token beyond the largest size."""
+    half = bisect_left(tokens, tokens[-1] / 2)
+    rise_s = seconds[-1] - seconds[half]
+    steepness = rise_s / (tokens[-1] - tokens[half]) if rise_s > 0 else 0.0
+    return max(steepness, seconds[-1] / tokens[-1] / 2)
 
 
 class PassTimes:
@@ -167,6 +205,9 @@ class PassTimes:
         self.context_s = context_s
         """What each cached token adds to a target pass that attends to it."""
 
+        self._measured_context_s = context_s
+        self._context = ContextCost(context_s)
+
     def target_s(self, num_tokens: int, context_tokens: int = 0) -> float:
         """Expected time of a target pass over requests with so many cached tokens in all."""
         return self.target.at(num_tokens) + self.context_s * context_tokens
@@ -177,15 +218,25 @@ class PassTimes:
 
     def refine(self, num_tokens: int, seconds: float, context_tokens: int = 0) -> None:
         """A target pass has taken so long."""
+        self._context.observe(num_tokens, seconds, context_tokens)
+        misjudged_s = self._context.token_s - self.context_s
+        if abs(misjudged_s) * context_tokens > _NOTICED * seconds:
+            self._judge_context(misjudged_s)
         own_s = seconds - self.context_s * context_tokens
         # Cached tokens cannot have cost nearly everything: then what they cost is misjudged.
         self.target.refine(num_tokens, max(own_s, 0.1 * seconds))
+
+    def _judge_context(self, misjudged_s: float) -> None:
+        """Cached tokens cost so much more; sizes that were seen had that counted as their own."""
+        self.context_s += misjudged_s
+        usual = self._context.usual_contexts().items()
+        self.target.shift({size: -misjudged_s * tokens for size, tokens in usual})
 
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target.to_json(),
             "head": None if self.head is None else self.head.to_json(),
-            "context_s": self.context_s,
+            "context_s": self._measured_context_s,
         }
 
     @classmethod

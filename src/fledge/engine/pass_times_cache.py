@@ -20,7 +20,7 @@ from fledge.store.cache import CacheLayout
 from fledge.store.manifest import write_json
 
 _FORMAT = 2
-_CONTEXT_TOKENS = 2048
+_CONTEXT_TOKENS = 4096
 _TARGET_BUDGET_S = 6.0
 _HEAD_BUDGET_S = 3.0
 
@@ -48,7 +48,7 @@ def load_or_measure(
     """Pass times of a machine and model, from the cache or from the machine.
 
     `key` names both: machine, target, head, dtype. `measure_target` and `measure_head` time one
-    pass of so many tokens, `measure_context` one of a single token with so many tokens cached.
+    pass of so many tokens, `measure_context` one of few tokens with so many cached.
     """
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     path = CacheLayout(cache_dir).pass_times / f"{name}.json"
@@ -72,9 +72,8 @@ def load_or_measure(
 
 
 def _measure_context(measure: Callable[[int], float]) -> float:
-    """Seconds for each cached token; the better of three, since noise only adds."""
-    sizes = (1, 1 + _CONTEXT_TOKENS)
-    near_s, far_s = (min(measure(size) for _ in range(4)) for size in sizes)
+    """Seconds for each cached token; the best of some, since noise only adds."""
+    near_s, far_s = (min(measure(size) for _ in range(4)) for size in (0, _CONTEXT_TOKENS))
     return max(0.0, far_s - near_s) / _CONTEXT_TOKENS
 
 

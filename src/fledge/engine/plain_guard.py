@@ -2,12 +2,13 @@
 
 Each cycle with drafts is compared with the tokens that plain decoding would have emitted in the
 same time. When the average is below zero by more than chance explains, drafting pauses; the pause
-doubles each time this happens again and shrinks while drafting wins.
+doubles each time this happens again and shrinks while drafting wins. Loads within a factor of two
+are judged together, others apart: what few requests gain says nothing of many.
 """
 
 import math
 
-from fledge.engine.draft_plan import CycleReport
+from fledge.engine.draft_plan import CycleReport, Load
 
 _KEPT = 1.0 - 1.0 / 64.0
 _MIN_CYCLES = 16.0
@@ -46,6 +47,7 @@ class PlainGuard:
             return  # the head was catching up, which is paid once
         plain_tokens = plain_rate * report.cycle_s
         gained = (report.emitted - plain_tokens) / max(1, report.load.num_requests)
+        gained = max(gained, -float(report.plan.depth))  # a stutter is no reason to doubt for long
         self._count = _KEPT * self._count + 1.0
         self._sum = _KEPT * self._sum + gained
         self._squares = _KEPT * self._squares + gained * gained
@@ -59,3 +61,14 @@ class PlainGuard:
             self._count = self._sum = self._squares = 0.0
         elif mean - _SURE * error > 0:
             self._pause = _SHORTEST_PAUSE
+
+
+class PlainGuards:
+    """A guard for each load."""
+
+    def __init__(self) -> None:
+        self._guards: dict[int, PlainGuard] = {}
+
+    def of(self, load: Load) -> PlainGuard:
+        """The one that watches loads like this."""
+        return self._guards.setdefault(load.num_rows.bit_length(), PlainGuard())

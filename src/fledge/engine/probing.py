@@ -15,7 +15,7 @@ from dataclasses import replace
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.cycle_costs import CycleCosts
-from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load, Menu
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.outlook import Outlook, Planner
 
 SHARE = 0.007
@@ -23,7 +23,10 @@ SHARE = 0.007
 _MIN_INTERVAL = 6
 """Cycles between probes."""
 _MIN_INTERVAL_CAPTURED = 24
-"""While captured cycles draft: there are few other plans, and most of them are seen anyway."""
+"""Between captured ones that draft, where there are few other plans and most of them are seen
+anyway, or that have many requests, of which one cycle says much."""
+_HOPEFUL = 0.93
+"""Of what the plan in use yields, what a larger captured one is expected to if it is probed."""
 _LONG_WAIT = 64
 """Cycles after which a report is given up, and after which a probe may be poor."""
 _MOST_SAVED = 0.05
@@ -63,6 +66,9 @@ class Prober:
         self._last_probe = -_MIN_INTERVAL
         self._is_out = False
         self._hurry = 0
+        self._num_turns = 0
+        """Times that there was time for a probe, whether one was worth it or not."""
+
         self.num_probes = 0
 
     def tick(self) -> None:
@@ -98,11 +104,15 @@ class Prober:
         if self._hurry > 0 and plan.is_plain:
             allowed_s += _FOLLOW_UP_CYCLES * self._cycle_s
             since = max(since, _MIN_INTERVAL)
-        interval = _MIN_INTERVAL if load.menu is None or plan.is_plain else _MIN_INTERVAL_CAPTURED
-        if since < interval or (self._is_out and since < _LONG_WAIT) or allowed_s < 0:
+        if (
+            since < self._interval(plan, load)
+            or (self._is_out and since < _LONG_WAIT)
+            or allowed_s < 0
+        ):
             return None
         if outlook.promising is None:
             return None
+        self._num_turns += 1
         usual_rate = self._planner.rate(plan, load)
         gain = usual_rate / outlook.plain_rate
         for probe in self._options(plan, outlook.promising, load, gain):
@@ -119,24 +129,40 @@ class Prober:
         self._last_probe = self._num_cycles  # look again, but not in every cycle
         return None
 
+    def _interval(self, plan: DraftPlan, load: Load) -> int:
+        """Cycles between probes."""
+        if load.menu is None:
+            return _MIN_INTERVAL
+        if plan.is_plain:
+            return min(max(load.num_requests, _MIN_INTERVAL), _MIN_INTERVAL_CAPTURED)
+        return _MIN_INTERVAL_CAPTURED
+
     def _options(
         self, plan: DraftPlan, promising: DraftPlan, load: Load, gain: float
     ) -> Iterator[DraftPlan]:
         """Cycles that would tell something, the best first; `gain` is the plan's over plain."""
         if load.menu is not None:
-            return self._from_menu(plan, load.menu, gain < _SURELY_BETTER_CAPTURED)
+            return self._from_menu(plan, load, gain < _SURELY_BETTER_CAPTURED)
         if plan.is_plain:
             return self._drafting(promising, load)
         return self._other(plan, promising, load, gain < _SURELY_BETTER)
 
-    def _from_menu(self, plan: DraftPlan, menu: Menu, is_plain_near: bool) -> Iterator[DraftPlan]:
-        """Captured plans only: a larger tree tells what it and all smaller ones would yield."""
-        ready = [one for one in menu.drafting if one in menu.ready]
+    def _from_menu(self, plan: DraftPlan, load: Load, is_plain_near: bool) -> Iterator[DraftPlan]:
+        """Captured plans only: a larger tree tells what it and all smaller ones would yield.
+
+        While drafting, those that would have to turn out far better to be of use are rarely asked.
+        """
+        assert load.menu is not None
+        ready = [one for one in load.menu.drafting if one in load.menu.ready]
         larger = [one for one in ready if (one.depth, one.width) > (plan.depth, plan.width)]
-        if not plan.is_plain and is_plain_near and self.num_probes % 4 == 3:
-            yield PLAIN
-        for one in (larger if plan.is_plain else larger[::-1]) or []:
-            yield replace(one, is_measured=True, is_probe=True)
+        if not plan.is_plain:
+            if is_plain_near and self._num_turns % 4 == 0:
+                yield PLAIN
+            if self._num_turns % _PROBES_PER_DOUBT != 1:
+                least = _HOPEFUL * self._planner.rate(plan, load)
+                larger = [one for one in larger if self._planner.rate(one, load) >= least]
+            larger.reverse()
+        yield from (replace(one, is_measured=True, is_probe=True) for one in larger)
 
     def _drafting(self, best: DraftPlan, load: Load) -> Iterator[DraftPlan]:
         """From plain decoding: drafts for as many requests as possible."""

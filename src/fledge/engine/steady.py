@@ -254,6 +254,7 @@ class Steady:
     def read(self, chunks: Many[Chunk]) -> None:
         """Ask the device for a pass over parts of prompts; those read to their end join."""
         with_head = self._is_drafting
+        self._begun = None  # where no cycle was begun with: the next one is not to pay for this
         if with_head:
             # Kept prefixes may come without the head's entries.
             self._drafter.catch_up([seq for seq, _ in chunks if seq.request.params.speculate])
