@@ -21,13 +21,14 @@ from fledge.lab.bench_figures import measure
 from fledge.lab.bench_journal import BenchJournal, Measurement, has_measurements
 from fledge.lab.load_client_cost import measure_client
 from fledge.lab.load_driver import Arm, BenchError, Drive, Driver
+from fledge.lab.load_http import BUSY
 from fledge.lab.load_point import Point, num_requests, points_of
 from fledge.lab.load_prompts import PromptSource, user_prompt
 from fledge.store.manifest import BENCH, Plan, write_json
 from fledge.store.stage_directory import StageDirectory, open_stage
 
 _WARM_UP_TOKENS = 8
-_PASSING_KINDS = {"busy"}
+_PASSING_KINDS = {BUSY}
 """A server that sends everybody away says something about the load; any other failure of all
 requests says that something is wrong."""
 

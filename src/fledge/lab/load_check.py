@@ -10,7 +10,7 @@ from fledge.contracts.errors import ConfigError
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.failures import explain_response, explain_transport
 from fledge.lab.load_answer import Counting, Failure
-from fledge.lab.load_http import NOT_A_STREAM, HttpDriver
+from fledge.lab.load_http import BUSY, NOT_A_STREAM, HttpDriver
 from fledge.lab.load_prompts import user_prompt
 from fledge.lab.load_query import Query
 
@@ -98,6 +98,11 @@ def _refusal(driver: HttpDriver, failure: Failure, path: str) -> str:
         return (
             f"{url}{path} answered in one piece ({failure.reason}) where a stream of events was "
             "asked for; times of tokens can be taken from a streaming server only."
+        )
+    if failure.kind == BUSY:
+        return (
+            f"{url}{path} takes no requests yet ({failure.reason}); run the same command again "
+            "when it does."
         )
     return (
         f"{url}{path} answered a first request with {failure.reason}; check the address and "

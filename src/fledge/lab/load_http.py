@@ -36,7 +36,8 @@ _KEEP_ALIVE_S = 4.0
 """Many servers close connections that are idle for five seconds."""
 
 NOT_A_STREAM = "not a stream"
-_KINDS = {408: "timeout", 429: "busy", 503: "busy", 504: "timeout"}
+BUSY = "busy"
+_KINDS = {408: "timeout", 429: BUSY, 503: BUSY, 504: "timeout"}
 
 
 @dataclass(slots=True)

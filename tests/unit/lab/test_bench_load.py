@@ -137,6 +137,7 @@ def test_tokens_are_counted_by_usage_or_tokenizer_or_chunk() -> None:
         ({"is_stream": False}, "answered in one piece (application/json) where a stream"),
         ({"models": ("a", "b")}, "lists a, b; name the one to measure with --model"),
         ({"models": ()}, "lists none; name the one"),
+        ({"always_status": 503}, "takes no requests yet (503: no, that is 503); run the same"),
         ({"always_status": 404}, "answered a first request with 404: no, that is 404; check the"),
         ({"chunks": 0}, "gave no whole answer to a first request: an answer without text"),
         ({"cut_at": frozenset({0})}, "gave no whole answer to a first request: "),
