@@ -143,7 +143,7 @@ class AdaptiveController:
             self._num_warmed += 1
             return
         self._num_reports += 1
-        if not (report.plan.is_plain or report.plan.is_probe or report.is_cold):
+        if not (report.plan.is_probe or report.is_cold):
             self._yields.observe(report, self._planner.rate(report.plan, report.load))
         self._reluctance += (_RELUCTANCE[0] - self._reluctance) / _RELUCTANCE_CYCLES
         if not report.is_cold:
@@ -191,6 +191,7 @@ class AdaptiveController:
             "acceptance": self._model.acceptance(),
             "acceptance_scale": self._model.scale,
             "advantage": self._guard.advantage,
+            "cached_token_s": self._costs.cached_token_s,
             "num_probes": self._prober.num_probes,
             **self._tokens.state(),
         }

@@ -1,8 +1,10 @@
 """Rates that are expected of drafting are lowered by what cycles of the same size fell short of."""
 
+from dataclasses import replace
+
 import pytest
 
-from fledge.engine.draft_plan import CycleReport, DraftPlan, Load, Menu
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load, Menu
 from fledge.engine.yield_check import YieldCheck
 
 PLAN = DraftPlan(3, 1, 24)
@@ -45,11 +47,22 @@ def test_sizes_answer_for_themselves() -> None:
         yields.observe(report(load(256), 18), expected_rate=2000.0)
     assert yields.share(load(256)) < 0.95
     assert yields.share(load(128)) == 1.0
-    few, many = Load(num_requests=5), Load(num_requests=40)
+
+
+def test_cycles_that_are_not_captured_are_left_to_the_models() -> None:
+    yields, where = YieldCheck(), Load(num_requests=5)
     for _ in range(300):
-        yields.observe(report(few, 18), expected_rate=2000.0)
-    assert yields.share(Load(num_requests=6)) < 0.95
-    assert yields.share(many) == 1.0
+        yields.observe(report(where, 18), expected_rate=2000.0)
+    assert yields.share(where) == 1.0
+
+
+def test_without_drafts_it_is_forgotten() -> None:
+    yields, where = YieldCheck(), load(8)
+    for _ in range(300):
+        yields.observe(report(where, 18), expected_rate=2000.0)
+    for _ in range(2000):
+        yields.observe(replace(report(where, 8), plan=PLAIN), expected_rate=900.0)
+    assert yields.share(where) > 0.99
 
 
 def test_a_pause_of_the_host_is_no_reason() -> None:
