@@ -2,9 +2,9 @@
 
 A head says how probable each of its drafts is, so a chain ends by itself where going on costs more
 than it is likely to bring: what a further row of the pass takes is compared with what a token takes
-on the whole. All times are those of real cycles. Whether drafting pays at all is decided by what
-cycles with and without drafts yielded; while it does not, a small share of the time is spent on
-looking again.
+on the whole. All times are those of real cycles, as if the machine were always equally fast.
+Whether drafting pays at all is decided by what cycles with and without drafts yielded; while it
+does not, a small share of the time is spent on looking again.
 """
 
 import math
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge.contracts.settings import TreeSettings
+from fledge.engine.chain_estimates import ChainOutcome, Line, Rate, Speed, Trust
 from fledge.engine.draft_plan import CycleReport
 
 _FIRST_PLAIN = 2
 """Cycles without drafts at the start: they tell what to compare with."""
 
-_KEPT = 1.0 - 1.0 / 24.0
 _SURE_CYCLES = 8.0
 """Cycles with drafts before they are given up."""
 
@@ -29,13 +29,6 @@ _PROBING_SHARE = 0.008
 _MOST_SAVED_S = 0.1
 _NEXT_IS_RIGHT = 0.75
 """How probable a further draft is thought to be before it is made."""
-
-_MOST_LEAST = 0.9
-_NUM_BINS = 10
-_BELIEVED = 4.0
-"""Drafts that weigh as much as what the head itself says of them."""
-
-_BIN_KEPT = 1.0 - 1.0 / 512.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +44,6 @@ class ChainPlan:
 
 
 NO_CHAINS = ChainPlan(0)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainOutcome:
-    """What came of the chain of one request."""
-
-    paths: Sequence[float]
-    """How probable the head thought it up to each draft that was verified."""
-
-    num_accepted: int
 
 
 class FixedChains:
@@ -81,13 +64,14 @@ class AdaptiveChains:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._rows, self._steps = _Line(), _Line()
-        self._plain = _Rate()
-        self._drafting = _Rate()
+        self._rows, self._steps = Line(), Line()
+        self._speed = Speed()
+        self._plain = Rate()
+        self._drafting = Rate()
         self._is_drafting = True
         self._saved_s = 0.0
         self._since_plain = 0
-        self._trust = _Trust()
+        self._trust = Trust()
         self._num_drafting = self._num_plain = 0
 
     def choose(self) -> ChainPlan:
@@ -119,20 +103,23 @@ class AdaptiveChains:
     ) -> None:
         """A cycle has ended, for which the head took so many steps."""
         num_rows = report.load.num_requests + report.plan.nodes
-        self._rows.add(num_rows, report.target_s)
+        expected_s = self._rows.at(num_rows) + (self._steps.at(num_levels) if num_levels else 0.0)
+        scale = self._speed.scale(report.target_s + report.draft_s, expected_s)
+        cycle_s = report.cycle_s * scale
+        self._rows.add(num_rows, report.target_s * scale)
         if report.plan.is_plain:
             self._num_plain += 1
             if self._num_plain > 1:  # the first one touches new memory
-                self._plain.add(report.emitted, report.cycle_s)
-            self._saved_s = min(self._saved_s + _PROBING_SHARE * report.cycle_s, _MOST_SAVED_S)
+                self._plain.add(report.emitted, cycle_s)
+            self._saved_s = min(self._saved_s + _PROBING_SHARE * cycle_s, _MOST_SAVED_S)
             return
         self._num_drafting += 1
-        self._steps.add(num_levels, report.draft_s)
+        self._steps.add(num_levels, report.draft_s * scale)
         self._trust.add(outcomes)
         if self._num_drafting > 1:
-            self._drafting.add(report.emitted, report.cycle_s)
+            self._drafting.add(report.emitted, cycle_s)
         if not self._is_drafting:
-            self._saved_s -= max(0.0, report.cycle_s - report.emitted * self._plain.token_s)
+            self._saved_s -= max(0.0, cycle_s - report.emitted * self._plain.token_s)
         self._decide()
 
     def _decide(self) -> None:
@@ -160,93 +147,6 @@ class AdaptiveChains:
                 "drafting_cycles": self._num_drafting,
             }
         }
-
-
-class _Rate:
-    """Seconds that cycles took and tokens that they yielded, the newest counting most."""
-
-    def __init__(self) -> None:
-        self.weight = self._tokens = self._seconds = 0.0
-
-    def add(self, num_tokens: int, seconds: float) -> None:
-        self.weight = _KEPT * self.weight + 1.0
-        self._tokens = _KEPT * self._tokens + num_tokens
-        self._seconds = _KEPT * self._seconds + seconds
-
-    @property
-    def is_known(self) -> bool:
-        return self.weight > 0
-
-    @property
-    def token_s(self) -> float:
-        return self._seconds / self._tokens if self._tokens else 0.0
-
-    @property
-    def cycle_s(self) -> float:
-        return self._seconds / self.weight if self.weight else 0.0
-
-    @property
-    def per_cycle(self) -> float:
-        return self._tokens / self.weight if self.weight else 1.0
-
-
-class _Trust:
-    """How often chains are right that the head gives some probability, newer ones counting most."""
-
-    def __init__(self) -> None:
-        self._offered = [0.0] * _NUM_BINS
-        self._accepted = [0.0] * _NUM_BINS
-
-    def add(self, outcomes: Sequence[ChainOutcome]) -> None:
-        self._offered = [_BIN_KEPT * one for one in self._offered]
-        self._accepted = [_BIN_KEPT * one for one in self._accepted]
-        for outcome in outcomes:
-            for place, path in enumerate(outcome.paths):
-                place_of = min(int(path * _NUM_BINS), _NUM_BINS - 1)
-                self._offered[place_of] += 1.0
-                self._accepted[place_of] += place < outcome.num_accepted
-
-    def shares(self) -> list[float]:
-        """The share that was right, from improbable to probable; what was not seen is believed."""
-        return [
-            (right + _BELIEVED * (place + 0.5) / _NUM_BINS) / (seen + _BELIEVED)
-            for place, (right, seen) in enumerate(zip(self._accepted, self._offered, strict=True))
-        ]
-
-    def least_for(self, share: float) -> float:
-        """The probability from which on chains are right at least so often."""
-        shares, place = self.shares(), _NUM_BINS
-        while place and shares[place - 1] >= share:
-            place -= 1
-        if place == _NUM_BINS:
-            return _MOST_LEAST
-        if place == 0:
-            return 0.0
-        # Between the middles of two bins a line.
-        below = shares[place - 1]
-        part = (share - below) / max(1e-9, shares[place] - below)
-        return min((place - 0.5 + part) / _NUM_BINS, _MOST_LEAST)
-
-
-class _Line:
-    """What a pass takes by its rows, or drafting by its steps: a line through what was seen."""
-
-    def __init__(self) -> None:
-        self._sums = [0.0] * 5
-
-    def add(self, count: int, seconds: float) -> None:
-        terms = (1.0, count, seconds, count * count, count * seconds)
-        kept = 1.0 - 1.0 / 256.0
-        self._sums = [kept * one + term for one, term in zip(self._sums, terms, strict=True)]
-
-    @property
-    def further_s(self) -> float | None:
-        """What one more takes; None while passes of one size only were seen."""
-        weight, counts, seconds, squares, products = self._sums
-        spread = weight * squares - counts * counts
-        if weight < 4 or spread < 1e-3 * weight * weight:
-            return None
-        return max(1e-6, (weight * products - counts * seconds) / spread)
 
 
 def make_chains(tree: TreeSettings, *, is_adaptive: bool) -> FixedChains | AdaptiveChains | None:

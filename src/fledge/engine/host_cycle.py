@@ -15,10 +15,10 @@ from itertools import islice
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
+from fledge.engine.chain_estimates import ChainOutcome
 from fledge.engine.chain_planner import (
     NO_CHAINS,
     AdaptiveChains,
-    ChainOutcome,
     ChainPlan,
     FixedChains,
     make_chains,

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from fledge.contracts.settings import TreeSettings
+from fledge.engine.chain_estimates import ChainOutcome
 from fledge.engine.chain_planner import (
     AdaptiveChains,
-    ChainOutcome,
     FixedChains,
     make_chains,
     path_probabilities,
@@ -25,6 +25,7 @@ class Machine:
         self.planner, self.random = AdaptiveChains(depth), random.Random(0)
         self.num_tokens = 0
         self.seconds = 0.0
+        self.slowness = 1.0
         self.lengths: list[int] = []
 
     def run(self, num_cycles: int) -> None:
@@ -46,15 +47,15 @@ class Machine:
         report = CycleReport(
             plan=DraftPlan(plan.depth, 1, count) if plan.depth else PLAIN,
             load=Load(num_requests=1),
-            target_s=target_s,
-            draft_s=draft_s,
-            other_s=OTHER_S,
+            target_s=target_s * self.slowness,
+            draft_s=draft_s * self.slowness,
+            other_s=OTHER_S * self.slowness,
             emitted=1 + accepted,
         )
         paths = path_probabilities([self.said] * count)
         self.planner.observe(report, num_levels, [ChainOutcome(paths, accepted)])
         self.num_tokens += 1 + accepted
-        self.seconds += report.cycle_s
+        self.seconds += report.cycle_s / self.slowness
         self.lengths.append(count)
 
     @property
@@ -96,6 +97,40 @@ def test_drafting_begins_again_when_it_pays() -> None:
     machine.said = machine.right = 0.95
     machine.run(600)
     assert sum(machine.lengths[-50:]) > 150
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_others_on_the_same_cores_do_not_make_drafting_look_bad(seed: int) -> None:
+    machine = Machine(0.7, right=0.7)
+    others = random.Random(seed)
+    machine.run(40)
+    for _ in range(30):
+        machine.slowness = others.choice([1.0, 1.3, 2.5])
+        machine.run(others.randint(5, 60))
+    assert machine.speed_up > 1.45
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_others_on_the_same_cores_do_not_make_drafting_look_good(seed: int) -> None:
+    machine = Machine(0.7, right=0.1)
+    others = random.Random(seed)
+    machine.run(40)
+    for _ in range(30):
+        machine.slowness = others.choice([1.0, 1.3, 2.5])
+        machine.run(others.randint(5, 60))
+    assert machine.speed_up > 0.96
+
+
+def test_an_interruption_says_nothing_of_rows() -> None:
+    machine = Machine(0.8, right=0.8)
+    machine.run(100)
+    before = machine.planner.state()["chains"]["row_s"]
+    machine.slowness = 30.0
+    machine.run(1)
+    machine.slowness = 1.0
+    machine.run(3)
+    after = machine.planner.state()["chains"]["row_s"]
+    assert after == pytest.approx(before, rel=0.1)
 
 
 def test_who_plans() -> None:
