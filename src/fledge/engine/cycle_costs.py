@@ -28,6 +28,11 @@ class CycleCosts:
         self._other_s: dict[bool, float] = {}
         """The rest of a cycle, by whether it drafts."""
 
+    @property
+    def cached_token_s(self) -> float:
+        """What each cached token adds to a cycle."""
+        return self._times.context_s
+
     def plain_s(self, load: Load) -> float:
         """A cycle without drafts."""
         num_tokens = load.num_rows + load.num_other_tokens

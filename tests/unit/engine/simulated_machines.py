@@ -44,14 +44,14 @@ def _table(sizes: list[int], milliseconds: list[float]) -> Callable[[Array], Arr
     return interpolate
 
 
-_H200_8B = _table(
+H200_8B = _table(
     [1, 8, 32, 64, 128, 192, 256, 384, 512],
     [4.71, 4.91, 5.07, 5.21, 5.75, 6.94, 8.28, 11.65, 14.34],
 )
 _CPU_135M = _table([1, 2, 4, 8, 16, 32], [60.0, 95.0, 93.0, 100.0, 147.0, 198.0])
 MACHINES = (
-    Machine("memory-bound, cheap head", _H200_8B, lambda n: 0.1 + 0.06 * _H200_8B(n)),
-    Machine("memory-bound, dear head", _H200_8B, lambda n: 0.2 + 0.25 * _H200_8B(n)),
+    Machine("memory-bound, cheap head", H200_8B, lambda n: 0.1 + 0.06 * H200_8B(n)),
+    Machine("memory-bound, dear head", H200_8B, lambda n: 0.2 + 0.25 * H200_8B(n)),
     Machine("launch-bound", lambda n: 0.9 + 0.0005 * n, lambda n: 0.15 + 0.0002 * n, 0.2),
     Machine("cpu with offset", _CPU_135M, lambda n: 2.0 + 0.08 * _CPU_135M(n)),
     Machine("linear from the first token", lambda n: 5.0 + 4.0 * n, lambda n: 1.0 + 0.2 * n),

@@ -1,0 +1,156 @@
+"""A controller that chooses from menus for a batch that is filled at once and empties.
+
+Requests come together, a place each, and end after equally many tokens: with drafts at different
+times, so that the last ones go on in smaller batches. Drafts of a chain are right by chance, the
+same at each depth. Passes take longer with cached tokens, and large ones longer than measured.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.contracts.settings import TreeSettings
+from fledge.engine.controller import AdaptiveController
+from fledge.engine.draft_gains import NODE_GRID
+from fledge.engine.draft_plan import CycleReport, DraftPlan, Load, Menu
+from fledge.engine.pass_times import PassCurve, PassTimes, measured_sizes
+from fledge.engine.steady_batch import batch_size
+from tests.unit.engine.simulated_machines import H200_8B, MAX_PASS_TOKENS, Array
+
+CHAIN = TreeSettings(depth=5, width=1, budget=5)
+RIGHT = 0.777
+_PROMPT_TOKENS = 128
+_ANSWER_TOKENS = 256
+_OTHER_MS = 0.1
+_NOISE = 0.01
+
+
+def _chain_gains() -> Tensor:
+    """What `expected_gains` says of a head that knows how often it is right, [D, 1, G]."""
+    chances_D = RIGHT ** np.arange(1, CHAIN.depth + 1)
+    drafted_GD = (np.array(NODE_GRID)[:, None] - np.arange(CHAIN.depth)).clip(0.0, 1.0)
+    gains_DG = np.cumsum(drafted_GD * chances_D, axis=1).T
+    return torch.from_numpy(gains_DG[:, None]).float()
+
+
+_GAINS_D1G = _chain_gains()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedMachine:
+    """True times in milliseconds, and what was measured of them at the start."""
+
+    cached_token_ms: float = 25e-6
+    measured_token_ms: float = 25e-6
+    over_measured: Callable[[float], float] = lambda num_rows: 1.0
+    """What passes of so many rows take over what was measured."""
+
+    def target(self, num_rows: float, context_tokens: float) -> float:
+        rows_ms = float(H200_8B(np.array(num_rows))) * self.over_measured(num_rows)
+        return rows_ms + self.cached_token_ms * context_tokens
+
+    def head(self, num_rows: Array) -> Array:
+        return 0.2 + 0.001 * num_rows
+
+    def cycle(self, num_places: int, plan: DraftPlan, context_tokens: float) -> float:
+        drafting_ms = plan.depth * float(self.head(np.array(num_places)))
+        return self.target(num_places + plan.nodes, context_tokens) + drafting_ms + _OTHER_MS
+
+    def plain_rate(self, num_requests: int) -> float:
+        """Of a whole run without drafts, in tokens per second."""
+        lengths = _PROMPT_TOKENS + np.arange(1, _ANSWER_TOKENS)
+        plain = DraftPlan(0, 0, 0)
+        total_ms = sum(
+            self.cycle(num_requests, plan=plain, context_tokens=num_requests * length)
+            for length in lengths
+        )
+        return 1e3 * num_requests * len(lengths) / total_ms
+
+    def controller(self, seed: int) -> AdaptiveController:
+        random, sizes = np.random.default_rng(seed), measured_sizes(MAX_PASS_TOKENS)
+        tokens = np.array(sizes, dtype=float)
+
+        def curve(true_ms: Array) -> PassCurve:
+XX
+        times = PassTimes(
+            curve(H200_8B(tokens)),
+            curve(self.head(tokens)),
+            context_s=1e-3 * self.measured_token_ms,
+        )
+        return AdaptiveController(CHAIN, times, max_pass_tokens=8192)
+
+
+class CapturedRun:
+    """Batches that are served one after the other."""
+
+    def __init__(self, machine: CapturedMachine, seed: int = 0) -> None:
+        self.machine = machine
+        self.controller = machine.controller(seed)
+        self.nodes: Counter[tuple[int, float]] = Counter()
+        """Cycles by places and drafts for each."""
+
+        self._random = np.random.default_rng(seed)
+        self._late: deque[CycleReport] = deque()
+
+    def serve(self, num_requests: int, answer_tokens: int = _ANSWER_TOKENS) -> float:
+        """One batch from its second tokens to its end; returns tokens per second."""
+        left = np.full(num_requests, answer_tokens - 1)
+        total_ms = 0.0
+        while len(left):
+            context_tokens = int((_PROMPT_TOKENS + answer_tokens - left).sum())
+            emitted, cycle_ms = self._cycle(left, context_tokens)
+            total_ms += cycle_ms
+            left = left - emitted
+            left = left[left > 0]
+        return 1e3 * num_requests * (answer_tokens - 1) / total_ms
+
+    def rates(self, sizes: Sequence[int], rounds: int = 3) -> dict[int, list[float]]:
+        """Some batches of each size, after a short one."""
+        found = {}
+        for size in sizes:
+            self.serve(size, 64)
+            found[size] = [self.serve(size) for _ in range(rounds)]
+        return found
+
+    def _cycle(self, left: Array, context_tokens: int) -> tuple[Array, float]:
+        count, num_places = len(left), batch_size(len(left))
+        plans = self.controller.plans(num_places)
+        load = Load(
+            num_requests=count,
+            context_tokens=context_tokens,
+            unread=(2,) * count,
+            num_places=num_places,
+            menu=Menu(plans, frozenset(plans), capture_s=0.05),
+        )
+        plan = self.controller.choose(load)
+        self.nodes[num_places, plan.nodes / num_places] += 1
+        place_ND = np.arange(count)[:, None] + count * np.arange(plan.depth)
+        has_draft_ND = place_ND < plan.nodes
+        is_right_ND = (self._random.random((count, plan.depth)) < RIGHT) & has_draft_ND
+        accepted_ND = np.cumprod(is_right_ND, axis=1)
+        came_by_ND = np.pad(accepted_ND, [(0, 0), (1, 0)], constant_values=1)[:, : plan.depth]
+        emitted = np.minimum(1 + accepted_ND.sum(axis=1), left)
+        noise = np.exp(_NOISE * self._random.standard_normal(2)).tolist()
+        target_ms = noise[0] * self.machine.target(num_places + plan.nodes, context_tokens)
+        draft_ms = noise[1] * plan.depth * float(self.machine.head(np.array(num_places)))
+        self._late.append(
+            CycleReport(
+                plan=plan,
+                load=load,
+                target_s=1e-3 * target_ms,
+                draft_s=1e-3 * draft_ms,
+                other_s=1e-3 * _OTHER_MS,
+                emitted=int(emitted.sum()),
+                reached_D=tuple((came_by_ND * has_draft_ND).sum(axis=0).tolist()),
+                accepted_D=tuple(accepted_ND.sum(axis=0).tolist()),
+                num_extended=int(emitted.sum()),
+                gains=_GAINS_D1G[: plan.depth] if plan.is_measured else None,
+            )
+        )
+        if len(self._late) > 1:
+            self.controller.observe(self._late.popleft())
+        return emitted, target_ms + draft_ms + _OTHER_MS
