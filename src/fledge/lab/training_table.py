@@ -59,5 +59,8 @@ def _loss(loss: Mapping[str, Any]) -> str:
 def _optimizer(optimizer: Mapping[str, Any]) -> str:
     rate = f"learning rate {optimizer['learning_rate']:g}"
     if optimizer.get("kind") == "muon":
-        return f"Muon for matrices, rate {optimizer['muon_rate']:g}; AdamW for the rest, {rate}"
+        muon = f"rate {optimizer['muon_rate']:g}"
+        if decay := optimizer.get("muon_decay", 0.0):
+            muon += f", weight decay {decay:g}"
+        return f"Muon for matrices, {muon}; AdamW for the rest, {rate}"
     return f"AdamW, {rate}"

@@ -183,7 +183,7 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
         "max_steps": 28,
         "sources": ["own*2", "math"],
         "loss": {**plan.settings["loss"], "chain_weights": True, "target_temperature": 0.7},
-        "optimizer": {"kind": "muon", "learning_rate": 2e-3, "muon_rate": 0.05},
+        "optimizer": {"kind": "muon", "learning_rate": 2e-3, "muon_rate": 0.05, "muon_decay": 0.1},
     }
     training = replace(training_manifest(target), plan=replace(plan, settings=settings))
     training = trained_on(training, corpus().fingerprint)
@@ -201,7 +201,7 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
         "| sources, times an epoch | own*2, math |",
         "7 draft steps, the target's probabilities at temperature 0.7, "
         "each 0.8 of the one before, each by how likely the guesses before it are accepted |",
-        "| optimizer | Muon for matrices, rate 0.05; AdamW for the rest, learning rate 0.002 |",
+        "| optimizer | Muon for matrices, rate 0.05, weight decay 0.1; AdamW for the rest, learning",
     ):
         assert line in card
 
