@@ -201,7 +201,7 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
         "| sources, times an epoch | own*2, math |",
         "7 draft steps, the target's probabilities at temperature 0.7, "
         "each 0.8 of the one before, each by how likely the guesses before it are accepted |",
-        "| optimizer | Muon for matrices, rate 0.05, weight decay 0.1; AdamW for the rest, learning",
+        "| optimizer | Muon for matrices, rate 0.05, weight decay 0.1; AdamW for the rest, ",
     ):
         assert line in card
 
