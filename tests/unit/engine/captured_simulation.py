@@ -83,6 +83,19 @@ class CapturedMachine:
         return AdaptiveController(CHAIN, times, max_pass_tokens=8192)
 
 
+CAPTURED_MACHINES = {
+    "as measured": CapturedMachine(),
+    "cached tokens far cheaper": CapturedMachine(measured_token_ms=200e-6),
+    "cached tokens dearer": CapturedMachine(measured_token_ms=10e-6),
+    "large passes dearer": CapturedMachine(
+        over_measured=lambda rows: float(np.interp(rows, [256, 512, 1024], [1.0, 1.1, 1.4]))
+    ),
+    "passes beyond 512 far dearer": CapturedMachine(
+        over_measured=lambda rows: 1.3 if rows > 512 else 1.0
+    ),
+}
+
+
 class CapturedRun:
     """Batches that are served one after the other."""
 

@@ -8,24 +8,12 @@ could never bring.
 import numpy as np
 import pytest
 
-from tests.unit.engine.captured_simulation import CapturedMachine, CapturedRun
-
-_MACHINES = {
-    "as measured": CapturedMachine(),
-    "cached tokens far cheaper": CapturedMachine(measured_token_ms=200e-6),
-    "cached tokens dearer": CapturedMachine(measured_token_ms=10e-6),
-    "large passes dearer": CapturedMachine(
-        over_measured=lambda rows: float(np.interp(rows, [256, 512, 1024], [1.0, 1.1, 1.4]))
-    ),
-    "passes beyond 512 far dearer": CapturedMachine(
-        over_measured=lambda rows: 1.3 if rows > 512 else 1.0
-    ),
-}
+from tests.unit.engine.captured_simulation import CAPTURED_MACHINES, CapturedRun
 
 
-@pytest.mark.parametrize("name", _MACHINES)
+@pytest.mark.parametrize("name", CAPTURED_MACHINES)
 def test_never_under_plain_however_many_there_are(name: str) -> None:
-    machine = _MACHINES[name]
+    machine = CAPTURED_MACHINES[name]
     found = CapturedRun(machine).rates((32, 128, 256))
     over_plain = {
         size: float(np.mean(rates)) / machine.plain_rate(size) for size, rates in found.items()
@@ -38,7 +26,7 @@ def test_never_under_plain_however_many_there_are(name: str) -> None:
 @pytest.mark.parametrize("name", ["as measured", "cached tokens far cheaper"])
 def test_what_pays_for_many_requests_is_found(name: str) -> None:
     """One draft each gives 7% while places are taken; two give 3%, and three lose."""
-    machine = _MACHINES[name]
+    machine = CAPTURED_MACHINES[name]
     run = CapturedRun(machine)
     rates = run.rates((32, 128, 256))[256]
     assert min(rates) > 1.03 * machine.plain_rate(256)
@@ -47,7 +35,7 @@ def test_what_pays_for_many_requests_is_found(name: str) -> None:
 
 
 def test_cached_tokens_cost_what_passes_show() -> None:
-    machine = _MACHINES["cached tokens far cheaper"]
+    machine = CAPTURED_MACHINES["cached tokens far cheaper"]
     run = CapturedRun(machine)
     run.rates((256,), rounds=1)
     found_s = run.controller.state()["cached_token_s"]

@@ -116,3 +116,20 @@ def test_documents_round_trip() -> None:
     again = PassTimes.from_json(json.loads(json.dumps(times.to_json())))
     assert again.target_s(3, 2) == times.target_s(3, 2)
     assert again.head_s(3) == times.head_s(3)
+
+
+def test_sizes_beyond_the_measured_ones_answer_for_themselves() -> None:
+    curve = PassCurve([1, 256, 512], [4.0, 8.0, 14.0])
+    assert (curve.at(768), curve.at(1024)) == pytest.approx((20.0, 26.0))
+    for _ in range(60):
+        curve.refine(1024, 36.0)
+        curve.refine(512, 14.0)
+    assert curve.at(1024) == pytest.approx(36.0, rel=0.05)
+    assert curve.at(512) == pytest.approx(14.0, rel=0.05)
+
+
+def test_sizes_never_seen_go_with_the_largest_that_was() -> None:
+    curve = PassCurve([1, 256, 512], [4.0, 8.0, 14.0])
+    for _ in range(60):
+        curve.refine(512, 17.5)
+    assert curve.at(1024) == pytest.approx(1.25 * 26.0, rel=0.05)
