@@ -52,7 +52,7 @@ def measure_captured(name: str, seed: int) -> list[dict[str, Any]]:
             "machine": name,
             "seed": seed,
             "requests": size,
-            "over_plain": [round(rate / machine.plain_rate(size), 4) for rate in rates],
+            "over_plain": [round(float(rate / machine.plain_rate(size)), 4) for rate in rates],
         }
         for size, rates in CapturedRun(machine, seed).rates(CAPTURED_LOADS).items()
     ]
