@@ -148,12 +148,18 @@ struct Sink {
     }
 };
 
-// What will be read soon, into the second cache: what the first one can wait for is too little. The
-// processor guesses that too, but never beyond a page.
+// What will be read soon. The processor guesses that too, but never beyond a page.
 template <int NUM_BYTES> INLINE void ask_for(const uint8_t* codes) {
 #pragma GCC unroll 8
     for (int line = 0; line < NUM_BYTES; line += 64)
-        __builtin_prefetch(codes + AHEAD_BYTES + line, 0, 2);
+        __builtin_prefetch(codes + AHEAD_BYTES + line, 0, 3);
+}
+
+// The steps of as many units further on as their codes are.
+template <typename U> INLINE void ask_for_steps(const uint8_t* steps, int64_t num_units) {
+    constexpr int64_t AHEAD = int64_t(AHEAD_BYTES) / U::CODE_BYTES * U::STEP_BYTES;
+    for (int64_t at = 0; at < num_units * U::STEP_BYTES; at += 64)
+        __builtin_prefetch(steps + AHEAD + at, 0, 3);
 }
 
 // Some rows of a packed block times T rows of x, unpacked on the way.
@@ -165,6 +171,7 @@ INLINE void sum_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_uni
     for (int64_t begin = 0; begin < num_units; begin += NEAR_UNITS) {
         int64_t end = num_units - begin < NEAR_UNITS ? num_units : begin + NEAR_UNITS;
         const float* near = U::steps(steps + begin * U::STEP_BYTES, end - begin, room);
+        if (FIRST == 0) ask_for_steps<U>(steps + begin * U::STEP_BYTES, end - begin);
         for (int64_t u = begin; u < end; u++, near += U::NUM_STEPS) {
             if (FIRST == 0) ask_for<U::CODE_BYTES>(codes + u * U::CODE_BYTES);
             V low[COUNT], high[COUNT];
