@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fledge.contracts.errors import CapacityError
 from fledge.models.fast_families import NORM_NAMES, Family
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.experts import Experts, apply_experts
@@ -20,6 +21,7 @@ from fledge.ops.gated import Activation, gated
 from fledge.ops.norms import Norm
 from fledge.ops.product import Product
 from fledge.ops.rope_write import HeadLayout
+from fledge.store.capacity import format_bytes
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -124,7 +126,15 @@ def _joined(parameters: list[Any]) -> Tensor:
         size = sum(len(one) for one in parameters)
         whole: Tensor = first.as_strided((size, *first.shape[1:]), first.stride())
         return whole
-    whole = torch.cat([one.detach() for one in parameters])
+    try:
+        whole = torch.cat([one.detach() for one in parameters])
+    except torch.OutOfMemoryError as error:
+        num_bytes = sum(one.numel() * one.element_size() for one in parameters)
+        raise CapacityError(
+            f"{first.device} ran out of memory for matrices that are laid end to end, which takes "
+            f"{format_bytes(num_bytes)} more for a moment; end what else uses the device, use a "
+            "smaller target, or go without a head."
+        ) from error
     start = 0
     for parameter in parameters:
         parameter.data = whole[start : start + len(parameter)]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fledge import Engine
-from fledge.contracts.errors import ConfigError, MismatchError
+from fledge.contracts.errors import CapacityError, ConfigError, MismatchError
 from fledge.contracts.progress import SilentProgress
-from fledge.models import target_path
+from fledge.models import fast_layers, target_path
 from fledge.models.fast_families import FAMILIES
 from fledge.models.target import Target, TargetOutput
 from fledge.models.target_path import choose_target_path
@@ -79,6 +80,19 @@ def test_in_half_precision_both_paths_are_near(architecture: str) -> None:
     target = target_of(tiny_model(architecture, dtype=torch.bfloat16))
     plain, fast = passed(target, "plain").logits_RV.float(), passed(target, "fast").logits_RV
     assert (fast.float() - plain).norm() < 3e-2 * plain.norm()
+
+
+def test_matrices_that_there_is_no_room_to_join_are_told_in_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(parts: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch, "cat", fail)
+    modules = [nn.Linear(8, 4, bias=False), nn.Linear(8, 12, bias=False)]
+    with pytest.raises(CapacityError, match="laid end to end, which takes 512 B more") as caught:
+        fast_layers.join(modules, is_packed=False)
+    assert str(caught.value).startswith("cpu ran out of memory for matrices")
 
 
 def test_joined_weights_are_there_once() -> None:
