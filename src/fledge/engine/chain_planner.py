@@ -25,6 +25,9 @@ _CLEARLY_BETTER = 1.02
 _PLAIN_EVERY = 128
 """Cycles with drafts between two without: what plain decoding takes may change."""
 
+_FRESH_CYCLES = 8
+"""Cycles with drafts for requests that are all new, whatever those before them yielded."""
+
 _PROBING_SHARE = 0.008
 _MOST_SAVED_S = 0.1
 _NEXT_IS_RIGHT = 0.75
@@ -71,8 +74,13 @@ class AdaptiveChains:
         self._is_drafting = True
         self._saved_s = 0.0
         self._since_plain = 0
+        self._fresh_left = 0
         self._trust = Trust()
         self._num_drafting = self._num_plain = 0
+
+    def begin(self) -> None:
+        """All requests are new: what those before them said may be easier or harder to guess."""
+        self._fresh_left = _FRESH_CYCLES
 
     def choose(self) -> ChainPlan:
         if self._num_plain < _FIRST_PLAIN:
@@ -84,7 +92,8 @@ class AdaptiveChains:
                 return NO_CHAINS
             return self._plan()
         likely_loss_s = self._drafting.cycle_s - self._drafting.per_cycle * self._plain.token_s
-        if self._saved_s > likely_loss_s:
+        if self._fresh_left or self._saved_s > likely_loss_s:
+            self._fresh_left = max(0, self._fresh_left - 1)
             return self._plan()
         return NO_CHAINS
 

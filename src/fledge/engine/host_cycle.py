@@ -122,6 +122,9 @@ class HostCycle:
             if not all(_asks_little(seq) for seq in running) or not self._prepare():
                 return False
             self._served = list(running)
+            is_new = all(len(seq.output_ids) <= 1 for seq in running)
+            if is_new and isinstance(self._planner, AdaptiveChains):
+                self._planner.begin()
         most = self._settings.tree.depth + 2
         context_len = self._target.context_len
         return all(

@@ -99,6 +99,23 @@ def test_drafting_begins_again_when_it_pays() -> None:
     assert sum(machine.lengths[-50:]) > 150
 
 
+def test_a_new_request_is_tried_at_once() -> None:
+    machine = Machine(0.6, right=0.0)
+    machine.run(300)
+    machine.said = machine.right = 0.95
+    machine.planner.begin()
+    machine.run(40)
+    assert sum(machine.lengths[-40:]) > 120
+
+
+def test_trying_new_requests_that_are_never_right_costs_little() -> None:
+    machine = Machine(0.6, right=0.0)
+    for _ in range(30):
+        machine.planner.begin()
+        machine.run(64)
+    assert machine.speed_up > 0.95
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_others_on_the_same_cores_do_not_make_drafting_look_bad(seed: int) -> None:
     machine = Machine(0.7, right=0.7)
