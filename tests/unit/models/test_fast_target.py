@@ -90,7 +90,7 @@ def test_matrices_that_there_is_no_room_to_join_are_told_in_numbers(
 
     monkeypatch.setattr(torch, "cat", fail)
     modules = [nn.Linear(8, 4, bias=False), nn.Linear(8, 12, bias=False)]
-    with pytest.raises(CapacityError, match="laid end to end, which takes 512 bytes more") as caught:
+    with pytest.raises(CapacityError, match="end to end, which takes 512 bytes more") as caught:
         fast_layers.join(modules, is_packed=False)
     assert str(caught.value).startswith("cpu ran out of memory for matrices")
 
