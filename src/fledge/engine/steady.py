@@ -274,11 +274,10 @@ class Steady:
         joining = [i for i, one in enumerate(members) if has_more_to_say(one)]
         if joining:
             self.places.join_from(batch, joining, [one for i in joining if (one := members[i])])
-        num_tokens = sum(chunk for _, chunk in chunks)
         self._started.append(
             Started(
                 plan=PLAIN,
-                load=Load(num_requests=0, num_other_tokens=num_tokens),
+                load=Load(num_requests=0, num_other_tokens=sum(chunk for _, chunk in chunks)),
                 members=members,
                 facts_XB=facts_XB,
                 gains=None,

@@ -134,8 +134,7 @@ def _attend_kernel(
                 # Lengths and tables are older than the kernel before; queries and keys are not.
                 wait_for_inputs()
             members_M = tl.arange(0, M)
-            local_M = number * ROWS + members_M // GROUP
-            head_M = group * GROUP + members_M % GROUP
+            local_M, head_M = number * ROWS + members_M // GROUP, group * GROUP + members_M % GROUP
             is_row_M = (local_M < num_rows) & (members_M < ROWS * GROUP)
             row_M = (start + local_M).to(tl.int64)
             place_M = row_M * (NUM_GROUPS * GROUP) + head_M
@@ -167,8 +166,7 @@ def _attend_kernel(
                     acc_MD, max_M, sum_M, sinks_ptr + head_M, out_ptr, place_M, is_row_M, factor,
                     VALUE_SIZE, VALUE_BLOCK, HAS_SINKS,
                 )  # fmt: skip
-    if IS_CHAINED:
-        # Programs without keys wait too: who comes next counts on what was before this kernel.
+    if IS_CHAINED:  # without keys too: who comes next counts on what was before this kernel
         wait_for_inputs()
 
 
