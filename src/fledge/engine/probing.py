@@ -25,6 +25,10 @@ _MIN_INTERVAL = 6
 _MIN_INTERVAL_CAPTURED = 24
 """Between captured ones that draft, where there are few other plans and most of them are seen
 anyway, or that have many requests, of which one cycle says much."""
+_LONGEST_INTERVAL = 1024
+_PROBES_PER_DOUBLING = 2
+"""While captured cycles decode plainly, probes become rarer: between them the head reads along,
+which costs some percent, until it is left behind."""
 _HOPEFUL = 0.93
 """Of what the plan in use yields, what a larger captured one is expected to if it is probed."""
 _LONG_WAIT = 64
@@ -66,6 +70,9 @@ class Prober:
         self._last_probe = -_MIN_INTERVAL
         self._is_out = False
         self._hurry = 0
+        self._num_fruitless = 0
+        """Probes since the last cycle that was meant to draft."""
+
         self._num_turns = 0
         """Times that there was time for a probe, whether one was worth it or not."""
 
@@ -99,6 +106,8 @@ class Prober:
             self._has_begun = True
             self._saved_s += _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
             self._hurry = _FIRST_TREES // load.num_requests
+        if not plan.is_plain:
+            self._num_fruitless = 0
         since = self._num_cycles - self._last_probe
         allowed_s = self._saved_s
         if self._hurry > 0 and plan.is_plain:
@@ -121,6 +130,7 @@ class Prober:
                 self._hurry = max(0, self._hurry - 1)
                 self._last_probe = self._num_cycles
                 self.num_probes += 1
+                self._num_fruitless += plan.is_plain
                 if probe.is_plain:
                     self._saved_s -= loss_s  # what a plain cycle loses is known beforehand
                 else:
@@ -134,7 +144,8 @@ class Prober:
         if load.menu is None:
             return _MIN_INTERVAL
         if plan.is_plain:
-            return min(max(load.num_requests, _MIN_INTERVAL), _MIN_INTERVAL_CAPTURED)
+            first = min(max(load.num_requests, _MIN_INTERVAL), _MIN_INTERVAL_CAPTURED)
+            return min(first << self._num_fruitless // _PROBES_PER_DOUBLING, _LONGEST_INTERVAL)
         return _MIN_INTERVAL_CAPTURED
 
     def _options(

@@ -8,7 +8,7 @@ could never bring.
 import numpy as np
 import pytest
 
-from tests.unit.engine.captured_simulation import CAPTURED_MACHINES, CapturedRun
+from tests.unit.engine.captured_simulation import CAPTURED_MACHINES, CapturedMachine, CapturedRun
 
 
 @pytest.mark.parametrize("name", CAPTURED_MACHINES)
@@ -40,3 +40,15 @@ def test_cached_tokens_cost_what_passes_show() -> None:
     run.rates((256,), rounds=1)
     found_s = run.controller.state()["cached_token_s"]
     assert found_s == pytest.approx(1e-3 * machine.cached_token_ms, rel=0.3)
+
+
+def test_probes_become_rarer_while_nothing_is_drafted() -> None:
+    """Between them the head reads along, which is not free; after long enough it is left behind."""
+    run = CapturedRun(CapturedMachine(over_measured=lambda rows: 1.5 if rows > 256 else 1.0))
+    run.rates((256,), rounds=3)
+    drafted = sum(count for (_, each), count in run.nodes.items() if each)
+    run.nodes.clear()
+    run.rates((256,), rounds=3)
+    again = sum(count for (_, each), count in run.nodes.items() if each)
+    assert drafted < 80
+    assert 0 < again <= 8
