@@ -70,6 +70,9 @@ def split_range(low, end, origin, split, num_splits, SEGMENT: tl.constexpr, IS_S
         next_border, _ = segment_border(low + (split + 1) * each - origin, SEGMENT)
         begin = tl.where(split == 0, low, origin + border)
         stop, num_live = tl.minimum(origin + next_border, end), tl.cdiv(end - low, each)
+        # A tile within one segment is the first program's: nobody would wait for the others.
+        first_border, _ = segment_border(low + 1 - origin, SEGMENT)
+        num_live = tl.where(origin + first_border >= end, 1, num_live)
     return begin, stop, num_live
 
 

@@ -79,6 +79,18 @@ def test_company_changes_no_bits(
             assert torch.equal(found[:count], alone[:count]), (str(company), num_splits)
 
 
+def test_a_window_inside_one_long_segment_is_one_programs(told: dict[str, int]) -> None:
+    """Segments are longer far on: programs that share a tile by its length may have no keys."""
+    context, spec = 32 * SEGMENT + 110, AttentionSpec(0.25, window=100)
+    request = Request(HEADS, context + 12, spec, torch.empty(0))
+    told["num_splits"] = 1
+    alone = request.attend_alone(context, 1)
+    told["num_splits"] = 3
+    (found,) = request.attend(context, Company(1, 1))
+    assert torch.equal(found, alone)
+    assert found.abs().max() > 0
+
+
 def test_host_and_device_count_segments_alike() -> None:
     """Each has a part, and there is memory for no more."""
     numbers = [1, SEGMENT, SEGMENT + 1, 32 * SEGMENT, 32 * SEGMENT + 1, 131_071, 131_073]
