@@ -38,7 +38,7 @@ class YieldCheck:
     def share(self, load: Load) -> float:
         """Of a rate that is expected of drafting under a load, what to believe: 1 at most."""
         sums = None if load.menu is None else self._sums.get(load.num_places)
-        if sums is None or sums.cycles == 0.0:
+        if sums is None or sums.expected == 0.0:  # nothing seen, or only requests that failed
             return 1.0
         doubted = _DOUBTED_CYCLES * sums.expected / sums.cycles
         return min(1.0, (sums.emitted + doubted) / (sums.expected + doubted))

@@ -41,6 +41,12 @@ def test_a_few_cycles_say_little_and_luck_says_nothing() -> None:
     assert yields.share(where) == 1.0
 
 
+def test_cycles_whose_requests_all_failed_say_nothing() -> None:
+    yields, where = YieldCheck(), load(1)
+    yields.observe(report(where, 0), expected_rate=2000.0)
+    assert yields.share(where) == 1.0
+
+
 def test_sizes_answer_for_themselves() -> None:
     yields = YieldCheck()
     for _ in range(300):
