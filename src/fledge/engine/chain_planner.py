@@ -90,6 +90,7 @@ class AdaptiveChains:
             if self._since_plain > _PLAIN_EVERY:
                 self._since_plain = 0
                 return NO_CHAINS
+            self._fresh_left = max(0, self._fresh_left - 1)
             return self._plan()
         likely_loss_s = self._drafting.cycle_s - self._drafting.per_cycle * self._plain.token_s
         if self._fresh_left or self._saved_s > likely_loss_s:

@@ -108,6 +108,20 @@ def test_a_new_request_is_tried_at_once() -> None:
     assert sum(machine.lengths[-40:]) > 120
 
 
+def test_a_request_that_was_drafted_for_long_is_not_new() -> None:
+    found = []
+    for is_told in (True, False):
+        machine = Machine(0.95, right=0.95)
+        machine.run(20)
+        if is_told:
+            machine.planner.begin()
+        machine.run(100)
+        machine.right = 0.0
+        machine.run(200)
+        found.append(machine.lengths)
+    assert found[0] == found[1]
+
+
 def test_trying_new_requests_that_are_never_right_costs_little() -> None:
     machine = Machine(0.6, right=0.0)
     for _ in range(30):
