@@ -45,10 +45,12 @@ class ContextCost:
                 self._sizes.pop(next(iter(self._sizes)))
             self._sizes[num_tokens] = _Size(1.0, float(context_tokens), seconds)
             return
+        if size.count < _FEW:
+            # Nobody knows yet which of the first passes stuttered: the shorter ones are usual.
+            size.seconds = min(size.seconds, (1.0 + _BELIEVED) * seconds)
+        most_off = _BELIEVED * size.seconds
         tokens_off, seconds_off = context_tokens - size.context_tokens, seconds - size.seconds
-        if size.count >= _FEW:
-            most_off = _BELIEVED * size.seconds
-            seconds_off = min(max(seconds_off, -most_off), most_off)
+        seconds_off = min(max(seconds_off, -most_off), most_off)
         weight = size.count / (size.count + 1.0)
         # What was measured is not forgotten: it is all there is where contexts are short.
         self._products = self._faded(self._products, 0) + weight * tokens_off * seconds_off

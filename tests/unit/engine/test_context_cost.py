@@ -33,6 +33,16 @@ def test_passes_of_one_size_tell(measured_s: float, stutters: bool) -> None:
     assert cost.token_s == pytest.approx(TRUE_S, rel=0.35)
 
 
+@pytest.mark.parametrize("slow_pass", [0, 1, 2])
+def test_a_stutter_among_the_first_passes_is_not_the_price_of_cached_tokens(slow_pass: int) -> None:
+    cost = ContextCost(TRUE_S)
+    for number in range(4):
+        context_tokens = 20_000 if number % 2 else 4_000
+        seconds = 0.3 if number == slow_pass else 10e-3 + TRUE_S * context_tokens
+        cost.observe(16, seconds, context_tokens)
+    assert cost.token_s < 5 * TRUE_S
+
+
 def test_short_contexts_leave_what_was_measured() -> None:
     cost = ContextCost(40e-9)
     for length in range(128, 384):
