@@ -29,7 +29,7 @@ from fledge.training.online import list_corpus
 from fledge.training.sources import SampleTable, refuse_long_samples
 from fledge.training.starting_head import StartingHead, open_starting_head
 
-_OUTSIDE_THE_PLAN = ("parallel", "keep_checkpoints")
+_OUTSIDE_THE_PLAN = ("parallel", "keep_checkpoints", "keep_readings")
 """Settings that change nothing about the head: a run may go on with others."""
 
 

@@ -54,6 +54,13 @@ def test_runs_have_the_same_losses(tmp_path: Path, tiny_target: Path, tiny_corpu
         assert ours == pytest.approx(theirs, rel=2e-5)
 
 
+def test_a_run_may_go_on_without_keeping(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path
+) -> None:
+    kept = run(tiny_target, tmp_path / "kept", KEPT, corpus=tiny_corpus)
+    assert run(tiny_target, tmp_path / "kept", SHORT, corpus=tiny_corpus) == kept
+
+
 def test_a_plan_knows_what_is_kept_and_read_once(tiny_target: Path, tiny_corpus: Path) -> None:
     given = opened(tiny_target, corpus=tiny_corpus)
     live, kept = (
