@@ -50,8 +50,8 @@ class StartingHead:
     def _ids_V(self) -> Tensor:
         return self.head.draft_to_target_V.cpu()
 
-    def give_to(self, new: Eagle3Head) -> int:
-        """Copy all weights; the number of drafted tokens that both vocabularies have."""
+    def give_to(self, new: Eagle3Head) -> None:
+        """Copy all weights."""
         place = torch.full((new.config.vocab_size,), -1)
         place[self._ids_V] = torch.arange(len(self._ids_V))
         old_V = place[new.draft_to_target_V.cpu()]
@@ -63,7 +63,6 @@ class StartingHead:
             for name, old in self.head.named_parameters()
         }
         new.load_state_dict({**widened, "lm_head.weight": rows_VD})
-        return int(is_shared_V.sum())
 
 
 def _widened(name: str, old: Tensor, new: Tensor) -> Tensor:

@@ -1,9 +1,14 @@
-"""Where the real data files are; tests that need them skip with a reason when they are absent."""
+"""Where the real data files are; tests that need them skip with a reason when they are absent.
+
+And what tests of `tokenize` have in common: a target and answers, new in every file of tests.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
+
+from tests.unit.data.tokenize_support import many_rows, save_target, write_source
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +32,13 @@ def train_data(shared_data: Path) -> Path:
 def bench_data(shared_data: Path) -> Path:
     """The real files of benchmark prompts."""
     return shared_data / "bench"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("targets") / "chatml")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("answers") / "many", many_rows(60))

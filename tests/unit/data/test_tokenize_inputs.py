@@ -18,16 +18,6 @@ from tests.unit.data.tokenize_support import (
 )
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("targets") / "chatml")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("answers") / "many", many_rows(60))
-
-
 def test_inputs_that_cannot_be_read(tmp_path: Path, target: Path) -> None:
     rows = many_rows(2)
     conversations = write_source(tmp_path / "conversations", rows, "conversations")

@@ -24,19 +24,8 @@ from tests.unit.data.tokenize_support import (
     UNCLEAR,
     many_rows,
     run,
-    save_target,
     write_source,
 )
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("targets") / "chatml")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("answers") / "many", many_rows(60))
 
 
 class Interrupted(Exception):

@@ -31,16 +31,6 @@ HEAD = "<|im_start|>system\nYou are Eyas.<|im_end|>\n<|im_start|>user\n"
 BROKEN = answered(9, "half \ud83e", "a")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("targets") / "chatml")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("answers") / "many", many_rows(60))
-
-
 # --- what comes out --------------------------------------------------------------------------
 
 

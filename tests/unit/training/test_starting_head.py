@@ -8,23 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import ArtifactError, ConfigError, FledgeError, MismatchError
-from fledge.contracts.train_settings import TrainSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import load_head, save_head
-from fledge.store.manifest import Manifest, read_manifest
+from fledge.store.manifest import read_manifest
 from fledge.training.assembly import assemble, load_target
 from fledge.training.distributed import Processes
-from fledge.training.stage import train
 from fledge.training.starting_head import StartingHead
-from fledge.training.train_input import open_input
 from tests.unit.training.train_support import (
     CPU,
     SHORT,
     Notes,
     losses,
+    opened,
     run,
     with_optimizer,
 )
@@ -49,41 +46,16 @@ def first(folder: Path, tiny_target: Path, tiny_corpus: Path) -> Path:
     return folder / "first"
 
 
-def go_on(
-    target: Path, corpus: Path, start: Path, out: Path, settings: TrainSettings = SHORT
-) -> Manifest:
-    given = open_input(
-        features=None,
-        corpus=corpus,
-        target=str(target),
-        settings=settings,
-        capture=CaptureSettings(),
-        is_capture_asked=False,
-        start=start,
-        device=CPU,
-    )
-    return train(given, settings, out, has_plots=False)
-
-
 def test_it_begins_with_the_weights_of_the_head(
     tmp_path: Path, tiny_target: Path, tiny_corpus: Path, first: Path
 ) -> None:
-    given = open_input(
-        features=None,
-        corpus=tiny_corpus,
-        target=str(tiny_target),
-        settings=SHORT,
-        capture=CaptureSettings(),
-        is_capture_asked=False,
-        start=first,
-        device=CPU,
-    )
+    given = opened(tiny_target, corpus=tiny_corpus, start=first)
     target = load_target(given, SHORT, Notes())
     parts = assemble(given, SHORT, target, Processes(device=CPU))
     begun, stored = dict(parts.optimizer.weights), load_head(first).state_dict()
     for name, weight in stored.items():
         assert torch.equal(begun[f"head.{name}"], weight), name
-    manifest = go_on(tiny_target, tiny_corpus, first, tmp_path / "more", GENTLE)
+    manifest = run(tiny_target, tmp_path / "more", GENTLE, corpus=tiny_corpus, start=first)
     assert given.start is not None
     assert manifest.plan.parents["head"] == given.start.fingerprint
     # Where it begins is where the other run ended, and far from where that one began.
@@ -94,9 +66,12 @@ def test_it_begins_with_the_weights_of_the_head(
 def test_another_start_is_another_run(
     tmp_path: Path, tiny_target: Path, tiny_corpus: Path, first: Path
 ) -> None:
-    go_on(tiny_target, tiny_corpus, first, tmp_path / "more")
+    run(tiny_target, tmp_path / "more", corpus=tiny_corpus, start=first)
     run_again = read_manifest(tmp_path / "more").fingerprint
-    assert go_on(tiny_target, tiny_corpus, first, tmp_path / "more").fingerprint == run_again
+    assert (
+        run(tiny_target, tmp_path / "more", corpus=tiny_corpus, start=first).fingerprint
+        == run_again
+    )
     with pytest.raises(FledgeError, match="more"):
         run(tiny_target, tmp_path / "more", SHORT, corpus=tiny_corpus)
 
@@ -105,7 +80,7 @@ def test_output_rows_are_taken_by_token() -> None:
     old = Eagle3Head(SHAPE, torch.tensor([3, 7, 20, 41]))
     new = Eagle3Head(replace(SHAPE, draft_vocab_size=5), torch.tensor([1, 7, 9, 20, 49]))
     own_rows = new.lm_head.weight.detach().clone()
-    assert StartingHead(Path("old"), old).give_to(new) == 2
+    StartingHead(Path("old"), old).give_to(new)
     for row, number in ((1, 1), (3, 2)):
         assert torch.equal(new.lm_head.weight[row], old.lm_head.weight[number])
     for row in (0, 2, 4):
@@ -159,7 +134,7 @@ def test_a_head_of_another_shape_is_refused(
     other = Eagle3Head(replace(known.config, **changes), known.draft_to_target_V)
     save_head(other, tmp_path / "other")
     with pytest.raises(MismatchError, match=message):
-        go_on(tiny_target, tiny_corpus, tmp_path / "other", tmp_path / "more")
+        run(tiny_target, tmp_path / "more", corpus=tiny_corpus, start=tmp_path / "other")
 
 
 def test_a_head_with_its_own_embedding_is_refused(
@@ -172,11 +147,11 @@ def test_a_head_with_its_own_embedding_is_refused(
     weights["embed_tokens.weight"] = torch.zeros(sizes)
     save_file(weights, tmp_path / "own" / "model.safetensors")
     with pytest.raises(MismatchError, match="embedding of its own"):
-        go_on(tiny_target, tiny_corpus, tmp_path / "own", tmp_path / "more")
+        run(tiny_target, tmp_path / "more", corpus=tiny_corpus, start=tmp_path / "own")
 
 
 def test_a_place_without_a_head_is_refused(
     tmp_path: Path, tiny_target: Path, tiny_corpus: Path
 ) -> None:
     with pytest.raises((ArtifactError, ConfigError), match="nowhere"):
-        go_on(tiny_target, tiny_corpus, tmp_path / "nowhere", tmp_path / "more")
+        run(tiny_target, tmp_path / "more", corpus=tiny_corpus, start=tmp_path / "nowhere")

@@ -39,6 +39,7 @@ def opened(
     features: Path | None = None,
     settings: TrainSettings = SHORT,
     capture: CaptureSettings | None = None,
+    start: Path | None = None,
 ) -> TrainInput:
     return open_input(
         features=features,
@@ -47,6 +48,7 @@ def opened(
         settings=settings,
         capture=capture or CaptureSettings(),
         is_capture_asked=capture is not None,
+        start=start,
         device=CPU,
     )
 
@@ -58,10 +60,11 @@ def run(
     *,
     corpus: Path | None = None,
     features: Path | None = None,
+    start: Path | None = None,
     progress: Progress | None = None,
     **more: Any,
 ) -> Manifest:
-    given = opened(target, corpus=corpus, features=features, settings=settings)
+    given = opened(target, corpus=corpus, features=features, settings=settings, start=start)
     # Plots take longer than these runs, and are tested by themselves.
     return train(given, settings, out, progress=progress, has_plots=False, **more)
 
