@@ -14,6 +14,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
+from fledge.engine.block_rows import BlockRows
 from fledge.engine.blocks import NOT_THERE, BlockPool
 from fledge.engine.cache_integrity import check_blocks
 from fledge.engine.known_prefixes import KnownPrefixes
@@ -49,10 +50,7 @@ class PagedCache:
         self.target_memory = KVGroups({window: num_slots[window] for window in target_windows})
         self.head_memory = KVPool(num_slots.get(head_window, 0))
         width = -(-max_tokens // block_size)
-        self._tables = {
-            window: torch.full((max_requests + 1, width), NOT_THERE, device=device)
-            for window in num_blocks
-        }
+        self._rows = BlockRows(num_blocks, max_requests + 1, width, device)
         self.reset()
 
     def reset(self) -> None:
@@ -61,20 +59,18 @@ class PagedCache:
             window: BlockPool(count, window) for window, count in self._num_blocks_of.items()
         }
         self._known = KnownPrefixes(self._pools, self.block_size, self._head_window)
-        for window, table in self._tables.items():
-            table.fill_(NOT_THERE)
-            table[self.spare_row] = self._num_blocks_of[window]
+        self._rows.reset(self._num_blocks_of)
         self._free_rows = list(reversed(range(self.spare_row)))
 
     @property
     def spare_row(self) -> int:
         """A row of the tables for nobody: whatever is written there is never read."""
-        return next(iter(self._tables.values())).shape[0] - 1
+        return self._rows.shape[0] - 1
 
     @property
     def all_tables(self) -> BlockTables:
         """The tables by row; they stay where they are for as long as the cache lives."""
-        return BlockTables(self.block_size, self._tables)
+        return BlockTables(self.block_size, self._rows.tables)
 
     @property
     def capacity(self) -> int | None:
@@ -105,7 +101,7 @@ class PagedCache:
     @property
     def max_tokens(self) -> int:
         """Token numbers that a row of the tables has places for."""
-        return next(iter(self._tables.values())).shape[1] * self.block_size
+        return self._rows.shape[1] * self.block_size
 
     @property
     def num_bytes(self) -> int:
@@ -130,11 +126,7 @@ class PagedCache:
         return max(pool.num_kept for pool in self._pools.values()) * self.block_size
 
     def tables(self, sequences: Many[Sequence]) -> BlockTables:
-        return self.all_tables[send([seq.row for seq in sequences], self._device)]
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._tables.values())).device
+        return self.all_tables[send([seq.row for seq in sequences], self._rows.device)]
 
     def has_room(self, seq: Sequence, num_tokens: int, spare_blocks: int = 0) -> bool:
         """Whether a request could grow to this many tokens, with some blocks left for others."""
@@ -173,9 +165,10 @@ class PagedCache:
         seq.nodes = list(match.nodes)
         seq.kv_len = len(match.nodes) * self.block_size
         seq.head_len = max(1, self._known.num_head_entries(match.nodes))
-        self._write_table(seq, 0)
+        self._rows.show(seq, 0)
         if match.tail is not None:
             self._copy_tail(seq, match.tail, match.tail_len)
+        self._rows.flush()
         self.free_behind_windows(seq)
 
     def _copy_tail(self, seq: Sequence, tail: PrefixNode, length: int) -> None:
@@ -183,19 +176,16 @@ class PagedCache:
         if any(pool.num_available < 2 for pool in self._pools.values()):
             return  # taking a block could evict the one to be copied
         place, had_all = len(seq.nodes), seq.head_len >= seq.kv_len
-        slots_L = torch.arange(length, device=self._device)
+        slots_L = torch.arange(length, device=self._rows.device)
         for window, pool in self._pools.items():
             source = tail.blocks[window]
             pool.share(source)
             (block,) = pool.take(1)
             seq.blocks[window].append(block)
-            self._compact(
-                window,
-                (source * self.block_size + slots_L)[None],
-                (block * self.block_size + slots_L)[None],
-            )
+            from_1L, to_1L = ((one * self.block_size + slots_L)[None] for one in (source, block))
+            self._compact(window, from_1L, to_1L)
             pool.give_back(source)
-        self._write_table(seq, place)
+        self._rows.show(seq, place)
         seq.kv_len += length
         if had_all and tail.has_head_entries:
             seq.head_len = max(1, seq.kv_len)
@@ -205,11 +195,8 @@ class PagedCache:
     ) -> None:
         """Copy entries from token numbers to token numbers in every layer, one request a row."""
         for window in self._pools:
-            self._compact(
-                window,
-                tables.slots(window, requests_BL, from_BL),
-                tables.slots(window, requests_BL, to_BL),
-            )
+            old_BL, new_BL = (tables.slots(window, requests_BL, one) for one in (from_BL, to_BL))
+            self._compact(window, old_BL, new_BL)
 
     def _compact(self, window: int | None, from_BL: Tensor, to_BL: Tensor) -> None:
         if window in self.target_memory.pools:
@@ -219,18 +206,32 @@ class PagedCache:
 
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Have room for numbers below `num_tokens`; takes nothing where there is not enough."""
-        needed = self._num_blocks(num_tokens)
-        if all(len(blocks) >= needed for blocks in seq.blocks.values()):
+        has_room = self._take(seq, self._num_blocks(num_tokens))
+        self._rows.flush()
+        return has_room
+
+    def reserve_behind(self, sequences: Many[Sequence], count: int) -> bool:
+        """Have room for so many numbers behind each one's newest token, as far as there is enough.
+
+        Written at once: cycles wait for it.
+        """
+        last = count + self.block_size - 1
+        has_room = all(
+            self._take(seq, (len(seq.token_ids) + last) // self.block_size) for seq in sequences
+        )
+        self._rows.flush()
+        return has_room
+
+    def _take(self, seq: Sequence, needed: int) -> bool:
+        first = min(map(len, seq.blocks.values()), default=needed)
+        if first >= needed:
             return True
         missing = {window: needed - len(blocks) for window, blocks in seq.blocks.items()}
         if any(self._pools[window].num_available < count for window, count in missing.items()):
             return False
-        first = min(len(blocks) for blocks in seq.blocks.values())
         for window, count in missing.items():
-            if count > 0:
-                seq.blocks[window].extend(self._pools[window].take(count))
-        if first < needed:
-            self._write_table(seq, first)
+            seq.blocks[window].extend(self._pools[window].take(count))
+        self._rows.show(seq, first)
         return True
 
     def most_readable(self, seq: Sequence) -> int:
@@ -252,12 +253,8 @@ class PagedCache:
             for block in blocks:
                 self._pools[window].give_back(block)
             del seq.blocks[window][needed:]
-            self._tables[window][seq.row, needed:] = NOT_THERE
+            self._rows.hide(window, seq, slice(needed, None))
         return any(behind.values())
-
-    def _write_table(self, seq: Sequence, first: int) -> None:
-        for window, blocks in seq.blocks.items():
-            self._tables[window][seq.row, first : len(blocks)] = send(blocks[first:], self._device)
 
     def free_behind_windows(self, seq: Sequence) -> None:
         """Let go of blocks in which every position is older than any window still sees."""
@@ -270,7 +267,7 @@ class PagedCache:
                 if blocks[place] != NOT_THERE:
                     self._pools[window].give_back(blocks[place])
                     blocks[place] = NOT_THERE
-                    self._tables[window][seq.row, place] = NOT_THERE
+                    self._rows.hide(window, seq, place)
             seq.num_freed[window] = max(num_stale, seq.num_freed.get(window, 0))
 
     def publish(self, seq: Sequence) -> None:
@@ -289,10 +286,15 @@ class PagedCache:
             for block in reversed(blocks):
                 if block != NOT_THERE:
                     self._pools[window].give_back(block)
-            self._tables[window][seq.row] = NOT_THERE
+            self._rows.hide(window, seq)
         self._free_rows.append(seq.row)
         seq.leave_cache()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """No block is lost, none is shared wrongly, and the tables say what the requests hold."""
-        check_blocks(list(sequences), self._pools, self._tables, self._free_rows)
+        check_blocks(list(sequences), self._pools, self._rows.tables, self._free_rows)
+
+    def check_nothing_held(self) -> None:
+        """The same while nothing runs, at no cost."""
+        assert not any(pool.num_used for pool in self._pools.values()), "a block is lost"
+        assert len(self._free_rows) == self.spare_row, "a row of the tables is lost"

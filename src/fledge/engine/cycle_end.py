@@ -39,7 +39,7 @@ class CycleEnd:
                 self._cache.publish(seq)
                 self._cache.free_behind_windows(seq)
         if not self._scheduler.has_work:
-            self._cache.check_integrity(self._scheduler.running)
+            self._cache.check_nothing_held()
 
     def report(self, report: CycleReport) -> None:
         """Tell the statistics and the controller."""

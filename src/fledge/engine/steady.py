@@ -218,7 +218,7 @@ class Steady:
         else:
             ahead = len(self._started) * self._num_levels
             most = ahead + max(self._drafter.num_scratch, self._num_levels)
-        return all(self._cache.reserve(seq, seq.len + most) for seq in sequences)
+        return self._cache.reserve_behind(sequences, most)
 
     def start(self, plan: DraftPlan, load: Load) -> None:
         """Ask the device for a cycle."""

@@ -396,14 +396,14 @@ def test_integrity_sees_rows_and_tables_that_are_wrong() -> None:
     cache.check_integrity([seq])
     with pytest.raises(AssertionError, match="is lost"):
         cache.check_integrity([])
-    cache._tables[None][seq.row, 1] = 7
+    cache.all_tables.by_window[None][seq.row, 1] = 7
     with pytest.raises(AssertionError, match="table"):
         cache.check_integrity([seq])
-    cache._tables[None][seq.row, 1] = seq.blocks[None][1]
-    cache._tables[None][seq.row, 2] = 7
+    cache.all_tables.by_window[None][seq.row, 1] = seq.blocks[None][1]
+    cache.all_tables.by_window[None][seq.row, 2] = 7
     with pytest.raises(AssertionError, match="table"):
         cache.check_integrity([seq])
-    cache._tables[None][seq.row, 2] = NOT_THERE
+    cache.all_tables.by_window[None][seq.row, 2] = NOT_THERE
     row = cache._free_rows.pop()
     with pytest.raises(AssertionError, match="a row of the tables is lost"):
         cache.check_integrity([seq])
