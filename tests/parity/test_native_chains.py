@@ -94,7 +94,9 @@ def test_chains_are_those_of_the_twin(count: int) -> None:
         TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
         for seq in sequences
     ]
-    ours = host._drafts.draft(chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH)
+    ours = host._drafts.native.draft(
+        chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH
+    )
     for seq, head_len in zip(sequences, before, strict=True):
         seq.head_len = head_len
     with choose_kernels("plain"):
@@ -109,7 +111,7 @@ def test_chains_are_those_of_the_twin(count: int) -> None:
     least = float(theirs[:, 0].max()) * 1.01
     for seq, head_len in zip(sequences, before, strict=True):
         seq.head_len = head_len
-    short = host._drafts.draft(
+    short = host._drafts.native.draft(
         chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH, least=least
     )
     assert short.token_ids == ours.token_ids[:1]

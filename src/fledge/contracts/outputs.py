@@ -134,6 +134,10 @@ class EngineStats:
     num_drafts: int
     """Drafted tokens that were verified."""
 
+    num_copies_offered: int
+    """Drafts that were copied from the text before, down to the first that was refused."""
+
+    num_copies_accepted: int
     num_preemptions: int
     offered_at_depth: tuple[int, ...]
     accepted_at_depth: tuple[int, ...]

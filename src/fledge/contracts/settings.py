@@ -64,6 +64,10 @@ class EngineSettings:
     controller: ControllerName = "adaptive"
     """`adaptive`: as much drafting as pays, up to `tree`; `fixed`: `tree` in every cycle."""
 
+    copies: bool = True
+    """Draft what followed where the newest tokens stood before, where the head agrees or is unsure;
+    chains only."""
+
     max_requests: int = 32
     """Requests decoded together; further ones wait."""
 

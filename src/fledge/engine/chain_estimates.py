@@ -11,7 +11,7 @@ _KEPT = 1.0 - 1.0 / 24.0
 _MOST_LEAST = 0.9
 _NUM_BINS = 10
 _BELIEVED = 4.0
-"""Drafts that weigh as much as what the head itself says of them."""
+"""Drafts that weigh as much as what is said of them."""
 
 _BIN_KEPT = 1.0 - 1.0 / 512.0
 _LINE_KEPT = 1.0 - 1.0 / 256.0
@@ -28,9 +28,11 @@ class ChainOutcome:
     """What came of the chain of one request."""
 
     paths: Sequence[float]
-    """How probable the head thought it up to each draft that was verified."""
+    """How probable it was thought up to each draft that was verified."""
 
     num_accepted: int
+    is_copied: bool = False
+    """Whether it was copied from the text before, and the head had no say in it."""
 
 
 class Rate:
@@ -86,7 +88,7 @@ class Speed:
 
 
 class Trust:
-    """How often chains are right that the head gives some probability, newer ones counting most."""
+    """How often chains are right that are given some probability, newer ones counting most."""
 
     def __init__(self) -> None:
         self._offered = [0.0] * _NUM_BINS

@@ -45,6 +45,9 @@ class ChainPlan:
     least_verified: float = 0.0
     """Drafts at the end of a chain less probable are left out of the pass."""
 
+    least_copied: float = 0.0
+    """The same for chains that are copied."""
+
 
 NO_CHAINS = ChainPlan(0)
 
@@ -75,7 +78,7 @@ class AdaptiveChains:
         self._saved_s = 0.0
         self._since_plain = 0
         self._fresh_left = 0
-        self._trust = Trust()
+        self._trust, self._trust_in_copies = Trust(), Trust()
         self._num_drafting = self._num_plain = 0
 
     def begin(self) -> None:
@@ -104,9 +107,10 @@ class AdaptiveChains:
         if row_s is None:
             return ChainPlan(self._depth)
         verified = self._trust.least_for(row_s / token_s)
+        copied = self._trust_in_copies.least_for(row_s / token_s)
         step_s = self._steps.further_s or 0.0
         drafted = self._trust.least_for((row_s + step_s) / (token_s * _NEXT_IS_RIGHT))
-        return ChainPlan(self._depth, drafted, verified)
+        return ChainPlan(self._depth, drafted, verified, copied)
 
     def observe(
         self, report: CycleReport, num_levels: int, outcomes: Sequence[ChainOutcome]
@@ -125,7 +129,9 @@ class AdaptiveChains:
             return
         self._num_drafting += 1
         self._steps.add(num_levels, report.draft_s * scale)
-        self._trust.add(outcomes)
+        self._trust.add([one for one in outcomes if not one.is_copied])
+        if copied := [one for one in outcomes if one.is_copied]:
+            self._trust_in_copies.add(copied)
         if self._num_drafting > 1:
             self._drafting.add(report.emitted, cycle_s)
         if not self._is_drafting:
@@ -151,7 +157,9 @@ class AdaptiveChains:
                 "least_verified": plan.least_verified,
                 "step_s": self._steps.further_s,
                 "row_s": self._rows.further_s,
+                "least_copied": plan.least_copied,
                 "acceptance_at_probability": self._trust.shares(),
+                "acceptance_of_copies": self._trust_in_copies.shares(),
                 "measured_gain": self._plain.token_s / self._drafting.token_s if is_known else None,
                 "plain_cycles": self._num_plain,
                 "drafting_cycles": self._num_drafting,

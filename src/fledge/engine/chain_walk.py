@@ -9,7 +9,9 @@ from fledge.engine.commits import Said
 from fledge.engine.sequence import Sequence
 
 
-def walk_chain(seq: Sequence, drafts: Many[int], best: list[int | None]) -> Said:
+def walk_chain(
+    seq: Sequence, drafts: Many[int], best: list[int | None], *, is_copied: bool = False
+) -> Said:
     """The target's own tokens, for as long as the drafts say the same."""
     tokens: list[int] = []
     has_failed = False
@@ -26,4 +28,5 @@ def walk_chain(seq: Sequence, drafts: Many[int], best: list[int | None]) -> Said
         num_offered=min(len(tokens), len(drafts)),
         has_failed=has_failed,
         had_drafts=bool(drafts),
+        is_copied=is_copied,
     )

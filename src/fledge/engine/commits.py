@@ -27,6 +27,9 @@ class Said:
     """Whether nodes that are no drafts may have hung below it, to make a pass as large as planned.
     """
 
+    is_copied: bool = False
+    """Whether its drafts were copied from what it had said before."""
+
     num_read: int = 1
     """Committed tokens that it brought to the pass."""
 
@@ -45,6 +48,10 @@ class Yield:
     """Requests that were offered a draft at depth 1, 2, ... below what they accepted."""
 
     accepted_at_depth: tuple[int, ...] = ()
+    num_copies_offered: int = 0
+    """Drafts that were copied, down to the first that was refused."""
+
+    num_copies_accepted: int = 0
 
 
 def commit(said: Many[Said]) -> Yield:
@@ -75,6 +82,8 @@ def commit(said: Many[Said]) -> Yield:
         accepted_at_depth=tuple(
             sum(len(one.tokens) > depth for one in drafted) for depth in depths
         ),
+        num_copies_offered=sum(one.num_offered for one in drafted if one.is_copied),
+        num_copies_accepted=sum(len(one.tokens) - 1 for one in drafted if one.is_copied),
     )
 
 

@@ -99,6 +99,8 @@ class Cycle:
                 emitted=result.num_emitted,
                 reached_D=result.reached_at_depth,
                 accepted_D=result.accepted_at_depth,
+                num_copies_offered=result.num_copies_offered,
+                num_copies_accepted=result.num_copies_accepted,
                 # What an earlier draft left behind says nothing of a plain cycle.
                 num_extended=drafter.num_extended if isinstance(drafter, HeadDrafter) else 0,
                 gains=drafter.gains if isinstance(drafter, HeadDrafter) else None,

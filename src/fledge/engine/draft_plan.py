@@ -110,6 +110,10 @@ class CycleReport:
     accepted_D: tuple[int, ...] = ()
     """Of them, those that went on to depth d."""
 
+    num_copies_offered: int = 0
+    num_copies_accepted: int = 0
+    """Drafts that were copied: down to the first that was refused, and those before it."""
+
     num_extended: int = 0
     """Committed tokens the head read in this cycle; many after plain decoding."""
 

@@ -10,36 +10,30 @@ may look: `leave` hands it over.
 """
 
 import time
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
-from fledge.engine.chain_estimates import ChainOutcome
 from fledge.engine.chain_planner import (
     NO_CHAINS,
     AdaptiveChains,
     ChainPlan,
     FixedChains,
     make_chains,
-    path_probabilities,
 )
 from fledge.engine.chain_walk import walk_chain
 from fledge.engine.commits import commit
 from fledge.engine.cycle_end import CycleEnd
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.drafter import Drafter, NoDrafter
-from fledge.engine.head_drafter import FEATURES, HeadDrafter
+from fledge.engine.head_drafter import HeadDrafter
+from fledge.engine.host_drafts import HostDrafted, HostDrafts, no_drafts
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 from fledge.engine.waiting_features import MOST_WAITING, WaitingFeatures
-from fledge.models.native_drafts import NativeDrafts
 from fledge.models.native_greedy import GreedyPasses
 from fledge.models.target import Target
 from fledge.ops.native_chains import TokenChain
-
-_MOST_UNREAD = 16
-"""Tokens that a head reads on the way to drafting; more are read in passes of their own."""
 
 
 class HostCycle:
@@ -71,7 +65,7 @@ class HostCycle:
             self._planner = make_chains(settings.tree, is_adaptive=is_adaptive)
             self._is_on &= self._planner is not None
         self._passes: GreedyPasses | None = None
-        self._drafts: NativeDrafts | None = None
+        self._drafts: HostDrafts | None = None
         self._served: list[Sequence] = []
         self._waiting: WaitingFeatures | None = None
 
@@ -86,18 +80,18 @@ class HostCycle:
         plan = self._choose(running)
         if not self._has_room(running, plan.depth):
             return False
-        drafted_chains = self._draft(running, plan)
+        made = no_drafts(running) if self._drafts is None else self._drafts.draft(running, plan)
         drafted = time.perf_counter()
         chains = [
-            TokenChain(seq.row, seq.kv_len, [seq.token_ids[-1], *below])
-            for seq, below in zip(running, drafted_chains.token_ids, strict=True)
+            TokenChain(seq.row, seq.kv_len, [seq.token_ids[-1], *below.token_ids])
+            for seq, below in zip(running, made.chains, strict=True)
         ]
         assert self._passes is not None
         num_waiting = 0 if self._waiting is None else len(self._waiting.slots)
         best = self._passes.run(chains, features_at=num_waiting)
         verified = time.perf_counter()
         times = (started, drafted, verified)
-        self._finish(list(running), chains, best, times, plan, drafted_chains)
+        self._finish(list(running), chains, best, times, plan, made)
         return True
 
     def leave(self) -> None:
@@ -158,14 +152,14 @@ class HostCycle:
         )
         if head is not None and isinstance(drafter, HeadDrafter):
             self._waiting = WaitingFeatures(self._passes.features_XF, drafter, self._cache)
-            self._drafts = NativeDrafts(
+            self._drafts = HostDrafts(
+                drafter,
                 head,
-                self._cache.head_memory,
-                tables,
-                features_layer=FEATURES,
+                self._cache,
+                self._waiting,
                 max_requests=most,
-                max_rows=most * _MOST_UNREAD,
                 max_depth=depth,
+                has_copies=settings.copies,
             )
         return True
 
@@ -184,48 +178,6 @@ class HostCycle:
     def _has_room(self, running: list[Sequence], depth: int) -> bool:
         return all(self._cache.reserve(seq, seq.len + depth) for seq in running)
 
-    def _draft(self, running: list[Sequence], plan: ChainPlan) -> "_Drafted":
-        drafting = [seq for seq in running if plan.depth and seq.request.params.speculate]
-        if not drafting:
-            return _Drafted([[]] * len(running), [[]] * len(running))
-        drafter = self._drafter
-        assert isinstance(drafter, HeadDrafter)
-        assert self._drafts is not None
-        assert self._waiting is not None
-        num_extended = sum(seq.len - seq.head_len for seq in drafting)
-        behind = [seq for seq in drafting if seq.len - seq.head_len > _MOST_UNREAD]
-        if behind:
-            self.leave()
-            drafter.catch_up(behind)
-        chains = [
-            TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
-            for seq in drafting
-        ]
-        found = self._drafts.draft(
-            chains,
-            self._waiting.features_NF,
-            self._waiting.slots,
-            depth=plan.depth,
-            least=plan.least_drafted,
-        )
-        self._waiting.slots.clear()
-        for seq in drafting:
-            seq.head_len = seq.len
-        drafts: dict[Sequence, list[int]] = {}
-        paths: dict[Sequence, list[float]] = {}
-        for place, seq in enumerate(drafting):
-            found_paths = path_probabilities([level[place] for level in found.probabilities])
-            count = sum(path >= plan.least_verified for path in found_paths)
-            count = min(count, seq.request.max_new_tokens - len(seq.output_ids) - 1)
-            drafts[seq] = [level[place] for level in islice(found.token_ids, count)]
-            paths[seq] = found_paths[:count]
-        return _Drafted(
-            [drafts.get(seq, []) for seq in running],
-            [paths.get(seq, []) for seq in running],
-            num_levels=len(found.token_ids),
-            num_extended=num_extended,
-        )
-
     def _finish(
         self,
         running: list[Sequence],
@@ -233,13 +185,14 @@ class HostCycle:
         best: list[int | None],
         times: tuple[float, float, float],
         plan: ChainPlan,
-        drafted_chains: "_Drafted",
+        made: HostDrafted,
     ) -> None:
         started, drafted, verified = times
         said, start = [], 0
-        for seq, one in zip(running, chains, strict=True):
-            stop = start + len(one.token_ids)
-            said.append(walk_chain(seq, one.token_ids[1:], best[start:stop]))
+        for seq, one in zip(running, made.chains, strict=True):
+            stop = start + 1 + len(one.token_ids)
+            tokens = best[start:stop]
+            said.append(walk_chain(seq, one.token_ids, tokens, is_copied=one.is_copied))
             start = stop
         before = [seq.kv_len for seq in running]
         result = commit(said)
@@ -260,30 +213,18 @@ class HostCycle:
             emitted=result.num_emitted,
             reached_D=result.reached_at_depth,
             accepted_D=result.accepted_at_depth,
-            num_extended=drafted_chains.num_extended,
+            num_copies_offered=result.num_copies_offered,
+            num_copies_accepted=result.num_copies_accepted,
+            num_extended=made.num_extended,
         )
         now = time.perf_counter()
         report = replace(report, other_s=now - started - report.target_s - report.draft_s)
         if isinstance(self._planner, AdaptiveChains):
             self._end.stats.count_cycle(report)
-            outcomes = [
-                ChainOutcome(paths, len(one.tokens) - 1)
-                for paths, one in zip(drafted_chains.paths, said, strict=True)
-            ]
-            self._planner.observe(report, drafted_chains.num_levels, outcomes)
+            outcomes = [one.outcome(end) for one, end in zip(made.chains, said, strict=True)]
+            self._planner.observe(report, made.num_levels, outcomes)
         else:
             self._end.report(report)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drafted:
-    """Drafts of each request, and how probable its chain is up to each."""
-
-    token_ids: list[list[int]]
-    paths: list[list[float]]
-    num_levels: int = 0
-    num_extended: int = 0
-    """Committed tokens that the head read."""
 
 
 def _is_same(one: Sequence, other: Sequence) -> bool:

@@ -21,6 +21,7 @@ from fledge.engine.grammar import GrammarState
 from fledge.engine.prefix import PrefixNode
 from fledge.engine.request import Request
 from fledge.engine.text import Detokenizer, find_stop, num_safe
+from fledge.engine.token_history import Copy, TokenHistory
 from fledge.ops.logit_rules import RequestRules, TokenCounts
 
 
@@ -73,6 +74,7 @@ class Sequence:
         """Cycles that had a draft at depth 1, 2, ... below what was accepted before it."""
 
         self.accepted_at: list[int] = []
+        self._history: TokenHistory | None = None
         self.leave_cache()
         self._detokenizer = detokenizer
         self._num_shown = 0
@@ -138,6 +140,12 @@ class Sequence:
     @property
     def may_have_drafts(self) -> bool:
         return self.request.params.speculate and not self.is_suspect
+
+    def find_copy(self, count: int) -> Copy | None:
+        """What followed where its newest tokens stood before, as if there were always more."""
+        if self._history is None:
+            self._history = TokenHistory()
+        return self._history.find(self.token_ids, count)
 
     def record_drafts(self, num_offered: int, num_accepted: int) -> None:
         """A cycle offered drafts down to one depth, and the target accepted down to another."""

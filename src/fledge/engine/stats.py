@@ -17,6 +17,7 @@ class StatsKeeper:
         self._num_finished = self._num_failed = 0
         self._num_prompt_tokens = self._num_reused_tokens = 0
         self._num_tokens = self._num_emitted = self._num_request_cycles = self._num_drafts = 0
+        self._copies_offered = self._copies_accepted = 0
         self._target_s = self._draft_s = self._other_s = 0.0
         self._offered: list[int] = []
         self._accepted: list[int] = []
@@ -27,6 +28,8 @@ class StatsKeeper:
         self._num_emitted += report.emitted
         self._num_request_cycles += report.load.num_requests
         self._num_drafts += report.plan.nodes
+        self._copies_offered += report.num_copies_offered
+        self._copies_accepted += report.num_copies_accepted
         self._target_s += report.target_s
         self._draft_s += report.draft_s
         self._other_s += report.other_s
@@ -70,6 +73,8 @@ class StatsKeeper:
             num_request_cycles=self._num_request_cycles,
             num_emitted=self._num_emitted,
             num_drafts=self._num_drafts,
+            num_copies_offered=self._copies_offered,
+            num_copies_accepted=self._copies_accepted,
             num_preemptions=scheduler.num_preemptions,
             offered_at_depth=tuple(self._offered),
             accepted_at_depth=tuple(self._accepted),

@@ -32,6 +32,23 @@ class ChainDrafts(NamedTuple):
     """What the head gives each of them, once those before it are right."""
 
 
+class Rival(NamedTuple):
+    """A chain from elsewhere that a request may go on with instead."""
+
+    place: int
+    """Of the request among the chains."""
+
+    token_id: int
+    """How it begins."""
+
+    limit: float
+    """The head's first draft has to be as probable as this, and another token, to be preferred."""
+
+    def wins(self, drafts: ChainDrafts) -> bool:
+        token_id, probability = drafts.token_ids[0], drafts.probabilities[0]
+        return token_id[self.place] == self.token_id or probability[self.place] < self.limit
+
+
 class NativeDrafts:
     """Drafts over one cache."""
 
@@ -50,6 +67,8 @@ class NativeDrafts:
         self._head, self._memory = head, memory
         self._features_layer = features_layer
         self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
+        self._copied = np.zeros(max_requests, dtype=np.int64)
+        self._limits = np.zeros(max_requests, dtype=np.float32)
         self._tokens = np.zeros(max_requests * max_depth, dtype=np.int64)
         self._probabilities = np.zeros(max_requests * max_depth, dtype=np.float32)
         self._num_levels = np.zeros(1, dtype=np.int64)
@@ -65,8 +84,11 @@ class NativeDrafts:
         *,
         depth: int,
         least: float = 0.0,
+        rivals: Sequence[Rival] = (),
     ) -> ChainDrafts:
         """Drafts behind each chain, up to a depth, or until all are less probable than `least`.
+
+        A request whose rival wins has drafts behind its first that mean nothing, if any.
 
         Features are those of the slots given, which no call was given before; they are stored.
         """
@@ -78,6 +100,9 @@ class NativeDrafts:
         c.features, c.num_features = features_NF.data_ptr(), len(slots)
         c.feature_slots = slots.ctypes.data
         c.depth, c.least = depth, least
+        self._copied[: len(chains)] = -1
+        for rival in rivals:
+            self._copied[rival.place], self._limits[rival.place] = rival.token_id, rival.limit
         failed = self._head.library.run_chain(
             ctypes.byref(decoder), ctypes.byref(c), torch.get_num_threads()
         )
@@ -111,6 +136,8 @@ class NativeDrafts:
             fused=fused_SD.data_ptr(),
             to_logits=products.to_logits.c,
             to_target=self._head.draft_to_target_V.data_ptr(),
+            copied=self._copied.ctypes.data,
+            limits=self._limits.ctypes.data,
             drafts=self._tokens.ctypes.data,
             probabilities=self._probabilities.ctypes.data,
             num_levels=self._num_levels.ctypes.data,

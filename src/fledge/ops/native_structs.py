@@ -140,6 +140,8 @@ class CChain(ctypes.Structure):
         ("to_target", _pointer),
         ("depth", _number),
         ("least", ctypes.c_float),
+        ("copied", _pointer),
+        ("limits", _pointer),
         ("drafts", _pointer),
         ("probabilities", _pointer),
         ("num_levels", _pointer),

@@ -21,6 +21,8 @@ struct Chain {
     const int64_t* to_target;  // the target's token of each draft token
     int64_t depth;
     float least;          // a chain goes on while it is at least so probable
+    const int64_t* copied;  // [requests]: first token of what may be copied instead, -1 for none
+    const float* limits;    // [requests]: a first draft that differs must be as probable as this
     int64_t* drafts;      // [depth, requests]
     float* probabilities;  // [depth, requests]: of each draft behind those before it
     int64_t* num_levels;
@@ -84,6 +86,11 @@ void pick_newest(const Chain& chain, const Work& work, ChainWork& room, int64_t 
     }
 }
 
+// Whether a request goes on with what is copied: there is no need for further drafts of its own.
+bool is_copied(const Chain& chain, int64_t b, int64_t draft, float probability) {
+    return chain.copied[b] >= 0 && (draft == chain.copied[b] || probability < chain.limits[b]);
+}
+
 // One step of all requests: their newest tokens' outputs, and the best token behind each.
 void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Work& work,
                ChainWork& room, int64_t level) {
@@ -106,6 +113,8 @@ void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Wor
                       float probability = is_good ? 1.0f / best[b].sum : 0.0f;
                       room.newest[b] = chain.to_target[is_good ? best[b].index : 0];
                       room.path[b] *= probability;
+                      if (level == 0 && is_copied(chain, b, room.newest[b], probability))
+                          room.path[b] = 0.0f;
                       room.goes_on |= room.path[b] >= chain.least && room.path[b] > 0.0f;
                       chain.drafts[level * num_requests + b] = room.newest[b];
                       chain.probabilities[level * num_requests + b] = probability;
