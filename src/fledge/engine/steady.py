@@ -4,12 +4,13 @@ Nothing the host does has to be known to the device for the next cycle to be rig
 before the last one is read. What the host learns late costs little: a request that has ended runs
 one cycle too many, whose tokens nobody takes. Requests come in through passes of their own
 (`SteadyReader`) and leave by their place being cleared, both behind the cycle in flight. Where
-memory runs out, or drafting begins or stops for long, what is in flight is awaited first; for a few
-cycles without drafts the head reads along.
+memory runs out, or drafting begins, what is in flight is awaited first. For a few cycles without
+drafts the head reads along; then it is left behind, and catches up before it drafts again.
 
 Legend: B places of the batch.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -47,8 +48,9 @@ from fledge.ops.staging import receive
 _MOST_IN_FLIGHT = 4
 """Two cycles, and prompts read behind each."""
 
-_MOST_ALONG = 64
-"""Cycles without drafts that the head reads along with; then it is left behind."""
+_MOST_ALONG = 8
+"""Cycles without drafts that the head reads along with, which costs each some percent: together
+about what it takes to await a cycle and to catch up. Then the head is left behind."""
 
 
 class Steady:
@@ -145,10 +147,6 @@ class Steady:
     def has_prompts_in_flight(self) -> bool:
         return any(one.is_reading for one in self._started)
 
-    def accepts(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
-        """Whether there is room for a first cycle of these requests."""
-        return self._reserve(sequences, is_plain=is_plain)
-
     def can_run(self, seq: Sequence) -> bool:
         """Whether nothing that it asks for needs the host in the middle of a cycle."""
         if not self._is_on:
@@ -156,11 +154,11 @@ class Steady:
         # One whose drafts made its logits no numbers has a pass without any node below it.
         asks_nothing = seq.request.params.logprobs is None and not seq.is_suspect
         is_free = seq.grammar is None and not seq.rules.is_any and asks_nothing
-        return is_free and self._has_positions(seq)
+        return is_free and self._has_positions(seq.len)
 
-    def _has_positions(self, seq: Sequence) -> bool:
-        """Whether it stays inside the target's context however much is said in flight."""
-        most = seq.len + (_MOST_IN_FLIGHT + 1) * self._num_levels + 1
+    def _has_positions(self, length: int) -> bool:
+        """Whether so many tokens stay inside the target's context, however much is in flight."""
+        most = length + (_MOST_IN_FLIGHT + 1) * self._num_levels + 1
         return most < self._target.context_len
 
     def begin(
@@ -202,23 +200,20 @@ class Steady:
         """Whether another cycle of this plan can be started for those who are here."""
         if self._is_subset or plan.num_drafted is not None:
             return False
-        if self._is_drafting and plan.is_plain:
-            if not isinstance(self._drafter, HeadDrafter) or self._num_along >= _MOST_ALONG:
-                return False
-        elif not (self._is_drafting or plan.is_plain):
+        if plan.is_plain:
+            can_read = isinstance(self._drafter, HeadDrafter) and self._num_along < _MOST_ALONG
+            self._is_drafting = self._is_drafting and can_read
+        elif not self._is_drafting:
             return False
         alive = self.places.sequences
-        is_plain = not self._is_drafting
-        return all(map(self._has_positions, alive)) and self._reserve(alive, is_plain=is_plain)
+        longest = max((len(seq.token_ids) for seq in alive), default=0)
+        return self._has_positions(longest) and self.accepts(alive, is_plain=not self._is_drafting)
 
-    def _reserve(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
+    def accepts(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
         """Room for whatever the next cycle may write; False where there is not enough."""
-        if is_plain:  # a token each, and so do those in flight: plans of one kind follow each other
-            most = len(self._started)
-        else:
-            ahead = len(self._started) * self._num_levels
-            most = ahead + max(self._drafter.num_scratch, self._num_levels)
-        return self._cache.reserve_behind(sequences, most)
+        ahead = sum(1 if one.plan.is_plain else self._num_levels for one in self._started)
+        scratch = 0 if is_plain else max(self._drafter.num_scratch, self._num_levels)
+        return self._cache.reserve_behind(sequences, ahead + scratch)
 
     def start(self, plan: DraftPlan, load: Load) -> None:
         """Ask the device for a cycle."""
@@ -261,9 +256,12 @@ class Steady:
         clock, num_cold = DeviceClock(self._target.device), self._graphs.num_cold
         clock.tick()
         drafted = [with_head and seq.may_have_drafts for seq, _ in chunks]
-        batch = self._reader.read(chunks, drafted, with_head=with_head)
+        asked = time.perf_counter()
+        batch, passed = self._reader.read(chunks, drafted)
+        asking_s = time.perf_counter() - asked
         facts_XB = receive(batch.facts_XB)
         clock.tick()
+        self._reader.tell_head(passed, with_entries=with_head)  # no first token waits for it
         members: list[Member | None] = []
         for (seq, chunk), is_drafted in zip(chunks, drafted, strict=True):
             is_last = chunk == seq.num_unread
@@ -283,6 +281,7 @@ class Steady:
                 gains=None,
                 clock=clock,
                 is_cold=self._graphs.num_cold != num_cold,
+                asking_s=asking_s,
                 is_reading=True,
             )
         )

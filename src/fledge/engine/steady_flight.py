@@ -68,6 +68,9 @@ class Started:
     has_head_read: bool = False
     """Whether the head has read what was said before, to draft or to be able to."""
 
+    asking_s: float = 0.0
+    """What the host took to ask for it."""
+
     is_reading: bool = False
 
 
@@ -86,7 +89,7 @@ class Collected:
 def collect(one: Started) -> Collected:
     """Wait for it and read it."""
     draft_s, target_s = one.clock.wait()
-    lengths, offered, failed, *levels = one.facts_XB.tolist()
+    lengths, offered, failed, copied, *levels = one.facts_XB.tolist()
     has_nodes = not one.plan.is_plain
     said = {
         member: Said(
@@ -96,6 +99,7 @@ def collect(one: Started) -> Collected:
             has_failed=bool(failed[place]),
             had_drafts=member.is_drafted and has_nodes,
             had_nodes=has_nodes,
+            is_copied=bool(copied[place]),
             # What prompts brought was counted when their pass was started.
             num_read=0 if one.is_reading else 1,
             was_decoding=not one.is_reading,

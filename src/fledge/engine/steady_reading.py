@@ -3,7 +3,8 @@
 The pass is captured for few sizes, filled up with tokens that nobody looks at. Where the device
 takes longer for the prompts than the host does to launch the pass piece by piece, it is launched as
 long as they are. What a prompt's last token says is written to where the batch takes it from; the
-host reads it later.
+host reads it later. The head reads the prompt in a pass of its own behind that, so that no first
+token waits for it.
 
     rows      a4 a5 a6 | b0 b1 b2 b3 | - - - -      chunks of two prompts, then what only fills
     requests  a        | b           | spare
@@ -13,7 +14,8 @@ Legend: T rows of the pass, B prompts with the one that fills, X lines of the st
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from fledge.engine.steady_batch import Filters, Place, SteadyBatch, filters_of
 from fledge.engine.steady_flight import Collected
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
-from fledge.ops.paged import make_tree_pass
+from fledge.ops.paged import TreePass, make_tree_pass
 from fledge.ops.staging import send
 from fledge.ops.tree import root_only
 
@@ -35,6 +37,8 @@ _SMALLEST, _SECOND = 32, 256
 _ROWS_PER_PROMPT = 16
 _ENOUGH_ROWS = 256
 """Shorter passes say nothing of what a row costs: they wait for weights."""
+_DEVICES_OWN = 1.5
+"""Over what asking for a pass took, what it takes if the device was not waiting for the host."""
 _RATE = 0.3
 
 Chunk = tuple[Sequence, int]
@@ -50,8 +54,16 @@ def pass_sizes(max_tokens: int) -> list[int]:
     return sorted(sizes)
 
 
-def _kind(num_rows: int, num_prompts: int, filters: Filters, with_head: bool) -> Hashable:
-    return ("read", num_rows, num_prompts, filters, with_head)
+def _kind(num_rows: int, num_prompts: int, filters: Filters) -> Hashable:
+    return ("read", num_rows, num_prompts, filters)
+
+
+class Passed(NamedTuple):
+    """What a head reads of a pass, and the graph that leaves it in the same place every time."""
+
+    packed: TreePass
+    features_TF: Tensor
+    graph: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +107,16 @@ class SteadyReader:
         self._row_s = 0.0
         """What a row of a long pass takes; 0 while none was timed."""
 
-    def read(self, chunks: Many[Chunk], drafted: Many[bool], *, with_head: bool) -> SteadyBatch:
+    def read(self, chunks: Many[Chunk], drafted: Many[bool]) -> tuple[SteadyBatch, Passed | None]:
         """Ask for a pass over these; the batch that comes back has a column for each.
 
-        `drafted` are those who will be drafted for, `with_head` has the head read the tokens too.
+        `drafted` are those who will be drafted for. What comes beside it is for `tell_head`.
         """
         num_tokens = sum(chunk for _, chunk in chunks)
         num_rows, num_prompts = self._size(num_tokens, len(chunks))
         num_nobody = num_prompts + 1 - len(chunks)
         filters = filters_of([seq for seq, chunk in chunks if chunk == seq.num_unread])
-        is_ready = self._graphs.number_of(_kind(num_rows, num_prompts, filters, with_head))
+        is_ready = self._graphs.number_of(_kind(num_rows, num_prompts, filters))
         is_exact = self._is_long(num_tokens, num_rows, is_ready=is_ready is not None)
         # There may be no places for so many that only fill.
         is_exact = is_exact or num_rows - num_tokens > num_nobody * self._cache.max_tokens
@@ -112,11 +124,25 @@ class SteadyReader:
             num_rows = num_tokens
         reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
         self._fill(reading, chunks, drafted)
-        if is_exact:
-            self._run(reading, filters, with_head)
+        passed = self._run(reading, filters) if is_exact else self._run_captured(reading, filters)
+        return reading.batch, passed
+
+    def tell_head(self, passed: Passed | None, *, with_entries: bool) -> None:
+        """Keep the features of a pass for the head; `with_entries` has it read the tokens too."""
+        if passed is None:
+            return
+
+        def work() -> None:
+            self._drafter.remember(passed.features_TF, passed.packed)
+            if with_entries:
+                assert isinstance(self._drafter, HeadDrafter)
+                self._drafter.store_entries(passed.packed)
+
+        name = ("told", passed.packed.num_tokens, with_entries)
+        if passed.graph is None:  # features lie where none will lie again
+            self._graphs.launch(name, work)
         else:
-            self._run_captured(reading, filters, with_head)
-        return reading.batch
+            self._graphs.run(("tell", passed.graph, with_entries), work, seen_as=name)
 
     def _is_long(self, num_tokens: int, num_rows: int, *, is_ready: bool) -> bool:
         """Whether launching the pass piece by piece is no slower than a captured one that fits."""
@@ -130,7 +156,10 @@ class SteadyReader:
     def observe(self, got: Collected) -> None:
         """What a pass has taken, if it was over prompts."""
         one, num_tokens = got.started, got.started.load.num_other_tokens
-        if one.is_reading and num_tokens >= _ENOUGH_ROWS:
+        if not one.is_reading or num_tokens < _ENOUGH_ROWS:
+            return
+        # Launched piece by piece, short passes take what the host takes: rows have no part in it.
+        if got.target_s > _DEVICES_OWN * one.asking_s:
             row_s = got.target_s / num_tokens
             self._row_s += (_RATE if self._row_s else 1.0) * (row_s - self._row_s)
 
@@ -140,11 +169,12 @@ class SteadyReader:
         if num_prompts and num_rows <= (num_prompts + 1) * self._cache.max_tokens:
             reading = self._reading(num_rows, num_prompts, is_kept=True)
             self._fill(reading, [], [])
-            self._run_captured(reading, filters, with_head)
+            self.tell_head(self._run_captured(reading, filters), with_entries=with_head)
 
-    def _run_captured(self, reading: Reading, filters: Filters, with_head: bool) -> None:
-        kind = _kind(reading.num_rows, reading.batch.size - 1, filters, with_head)
-        self._graphs.run(kind, lambda: self._run(reading, filters, with_head))
+    def _run_captured(self, reading: Reading, filters: Filters) -> Passed | None:
+        kind = _kind(reading.num_rows, reading.batch.size - 1, filters)
+        passed, graph = self._graphs.run(kind, lambda: self._run(reading, filters))
+        return None if passed is None else passed._replace(graph=graph)
 
     def _size(self, num_tokens: int, num_prompts: int) -> tuple[int, int]:
         """Rows and prompts of the pass that these fit in: one number of prompts for most sizes."""
@@ -196,7 +226,7 @@ class SteadyReader:
         )
 
     @torch.no_grad()
-    def _run(self, reading: Reading, filters: Filters, with_head: bool) -> None:
+    def _run(self, reading: Reading, filters: Filters) -> Passed | None:
         batch, (chain_B, context_B) = reading.batch, reading.lengths_2B
         packed = make_tree_pass(
             chain_tokens_C=reading.tokens_T,
@@ -213,11 +243,6 @@ class SteadyReader:
         output = self._target.forward(
             packed, self._cache.target_memory, logit_rows_R=last_B, taps=self._drafter.taps
         )
-        if output.features_TF is not None:
-            self._drafter.remember(output.features_TF, packed)
-        if with_head:
-            assert isinstance(self._drafter, HeadDrafter)
-            self._drafter.store_entries(packed)
         roots = root_only(batch.newest_B)
         walk = self._walk(
             output.logits_RV,
@@ -228,3 +253,9 @@ class SteadyReader:
             max_depth=0,
         )
         batch.settle(walk, roots)
+        if output.features_TF is None:
+            return None
+        # Made here: what the pass keeps of it must not be another graph's.
+        slots_T = packed.view(self._drafter.window).write_slots_T
+        packed = replace(packed, write_slots_T=slots_T, views={})
+        return Passed(packed, output.features_TF)

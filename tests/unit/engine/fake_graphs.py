@@ -33,6 +33,9 @@ def write_over(old: Any, new: Any) -> None:
     elif isinstance(old, tuple):
         for one, other in zip(old, new, strict=True):
             write_over(one, other)
+    elif isinstance(old, dict):
+        for key in old.keys() & new.keys():
+            write_over(old[key], new[key])
 
 
 def capturing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Graphs:

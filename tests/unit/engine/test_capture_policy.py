@@ -5,6 +5,7 @@ shape of cycles although captured ones are as good, sizes that are never capture
 are wanted, and cycles that are awaited whenever drafting pauses.
 """
 
+import time
 from typing import Any
 
 import pytest
@@ -126,6 +127,62 @@ def test_a_pause_of_drafting_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert engine._cycle.ahead.num_drains == 0
     assert engine.stats.num_drafts > 0
     engine.check_integrity()
+
+
+def test_a_long_pause_leaves_the_head_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads along for few cycles, and is left without a cycle being awaited for it."""
+    _, target = pair("llama")
+    head = tiny_head(target, draft_vocab_size=97)
+    engine = Engine(target, head, settings(max_requests=4, controller="fixed"))
+    controller, runs = engine._cycle.choice.controller, engine._cycle.ahead.steady._runs
+    choose, turns = controller.choose, [0]
+
+    def after_a_pause(load: Any) -> Any:
+        turns[0] += 1
+        return PLAIN if 3 <= turns[0] < 30 else choose(load)
+
+    read_along, num_along = runs.read_along, [0]
+
+    def counted(batch: Any) -> None:
+        num_along[0] += 1
+        read_along(batch)
+
+    monkeypatch.setattr(controller, "choose", after_a_pause)
+    monkeypatch.setattr(runs, "read_along", counted)
+    asked = prompts()[:4]
+    answers = engine.generate(asked, SamplingParams(max_tokens=60, ignore_eos=True))
+    plain = Engine(target, settings=EngineSettings(graphs="off"))
+    assert token_ids(answers) == token_ids(
+        plain.generate(asked, SamplingParams(max_tokens=60, ignore_eos=True))
+    )
+    assert num_along[0] == 8
+    assert engine._cycle.ahead.num_drains == 1, "only drafting again is waited for"
+    engine.check_integrity()
+
+
+def test_no_first_token_waits_for_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads a prompt behind the copy of what the prompt's last token said."""
+    _, target = pair("llama")
+    engine = Engine(
+        target, tiny_head(target, draft_vocab_size=97), settings(max_requests=4, controller="fixed")
+    )
+    steady, drafter, times = engine._cycle.ahead.steady, engine._drafter, []
+    remember = drafter.remember
+
+    def timed(*arguments: Any) -> None:
+        times.append(time.perf_counter())
+        remember(*arguments)
+
+    monkeypatch.setattr(drafter, "remember", timed)
+    for prompt in prompts()[:2]:
+        engine.add(engine.make_request(prompt, SamplingParams(max_tokens=4)))
+    engine.step()
+    (started,) = steady._started
+    assert started.is_reading
+    (told,) = times
+    last_tick = started.clock._ticks[-1]
+    assert isinstance(last_tick, float)
+    assert last_tick <= told
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_cycles_with_drafts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[Any] = list(graphs._graphs)
     drafts = {kind[1] for kind in kinds if kind[0] == "draft"}
     assert drafts == {1, 2, 4}, "three requests share four places"
-    read = {kind[4] for kind in kinds if kind[0] == "read"}
+    read = {kind[2] for kind in kinds if kind[0] == "tell"}
     assert read == {True, False}, "prompts with the head and without"
     verified = [kind[1] for kind in kinds if kind[0] == "verify" and kind[2] is not None]
     assert sorted(verified) == [1, 1, 2, 2, 4, 4], "greedy requests, and sampled ones"
