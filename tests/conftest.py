@@ -84,7 +84,7 @@ def language_run(
     def make(place: Path) -> None:
         given = open_input(
             features=None,
-            corpus=language_corpus,
+            corpora=[language_corpus],
             target=str(language_target),
             settings=settings,
             capture=CaptureSettings(layers=(1, 2, 3)),

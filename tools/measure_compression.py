@@ -63,7 +63,7 @@ class Laboratory:
     def given(self, features: Path | None) -> TrainInput:
         return open_input(
             features=features,
-            corpus=None if features else self.corpus,
+            corpora=[] if features else [self.corpus],
             target=self.target_name,
             settings=self.recipe.train,
             capture=self.recipe.capture,

@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("head", type=Path, help="directory of `fledge train`, or a checkpoint")
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--licence", default="Apache-2.0", help="licence of the head")
-    parser.add_argument("--corpus", type=Path, help="directory of `fledge tokenize`")
+    parser.add_argument("--corpus", type=Path, help="what `fledge tokenize` made", **several)
     parser.add_argument("--earlier", type=Path, help="runs it went on from", **several)
     parser.add_argument("--data", type=Path, **several)
     parser.add_argument("--select", type=Path, **several)
@@ -57,7 +57,7 @@ def main() -> int:
             training=training,
             earlier=_earlier(training, given.earlier),
             checkpoint=given.head.name if given.head.parent.name == "checkpoints" else None,
-            corpus=None if given.corpus is None else read_manifest(given.corpus),
+            corpora=[read_manifest(path) for path in given.corpus],
             data=[_read(path, "data") for path in given.data],
             scorecards=[_read(path, "scorecard") for path in given.select],
             tunings=dict(_tuning(one) for one in given.tuned),

@@ -48,7 +48,7 @@ def save_trained_head(
     """A head trained for some seconds on these completed layers."""
     given = open_input(
         features=None,
-        corpus=corpus,
+        corpora=[corpus],
         target=str(target),
         settings=_SETTINGS,
         capture=CaptureSettings(layers=taps),

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, out: Path, settings: TrainSettings, **inputs: Any) -> Manifest:
-    inputs = {"corpus": folder / "corpus", "features": None, **inputs}
+    inputs = {"corpora": [folder / "corpus"], "features": None, **inputs}
     given = open_input(
         **inputs,
         target=str(folder / "target"),
@@ -74,7 +74,7 @@ def test_online_and_from_features_have_the_same_losses(
     settings = with_held_out(replace(SHORT, dtype=name), decode_prompts=2, decode_tokens=6)
     features = capture_features(folder, getattr(torch, name))
     run(folder, tmp_path / "online", settings)
-    run(folder, tmp_path / "offline", settings, corpus=None, features=features)
+    run(folder, tmp_path / "offline", settings, corpora=[], features=features)
     tolerance = 1e-3 if name == "float32" else 2e-2
     for kind in ("train", "held_out"):
         ours, theirs = losses(tmp_path / "online", kind), losses(tmp_path / "offline", kind)
@@ -91,7 +91,7 @@ def test_a_gpu_has_the_losses_of_a_cpu(
     run(folder, tmp_path / "cuda", settings)
     given = open_input(
         features=None,
-        corpus=folder / "corpus",
+        corpora=[folder / "corpus"],
         target=str(folder / "target"),
         settings=settings,
         capture=CaptureSettings(),
@@ -119,7 +119,7 @@ def test_steps_never_wait_for_the_device(
     settings = replace(with_held_out(SHORT, every=100), max_steps=8, epochs=5)
     run(folder, tmp_path / "online", settings)
     features = capture_features(folder, torch.bfloat16)
-    run(folder, tmp_path / "offline", settings, corpus=None, features=features)
+    run(folder, tmp_path / "offline", settings, corpora=[], features=features)
     kept = replace(with_loss(settings, target_temperature=0.5, early_steps=1), keep_readings=True)
     run(folder, tmp_path / "kept", kept)
     for name in ("online", "offline", "kept"):

@@ -91,7 +91,7 @@ def trained(
     run = tmp_path_factory.mktemp("runs") / "some-seconds"
     given = open_input(
         features=None,
-        corpus=language_corpus,
+        corpora=[language_corpus],
         target=str(language_target),
         settings=SETTINGS,
         capture=CaptureSettings(layers=TAPS),

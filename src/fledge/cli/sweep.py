@@ -9,7 +9,7 @@ import typer
 from fledge.cli import options
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, duration, print_json, say
-from fledge.cli.train import CorpusOption, FeaturesOption, TargetOption
+from fledge.cli.train import CorporaOption, FeaturesOption, TargetOption
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import Recipe, load_recipe
@@ -34,7 +34,7 @@ def sweep(
     recipe: RecipeArgument,
     out: options.OutOption,
     features: FeaturesOption = None,
-    corpus: CorpusOption = None,
+    corpora: CorporaOption = None,
     target: TargetOption = None,
     device: options.DeviceOption = "auto",
     assignments: options.SetOption = None,
@@ -68,7 +68,7 @@ def sweep(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, and a sweep runs its trials "
             "in one; start it without torchrun, or train one head with `fledge train`."
         )
-    if (features is None) == (corpus is None):
+    if (features is None) == (not corpora):
         raise ConfigError("give either --features, which all trials share, or --corpus.")
     progress = terminal_progress()
     with progress.task("starting", unit=""):
@@ -77,7 +77,13 @@ def sweep(
 
         stage.check_sweep(settings, chosen.train)
     given = _open(
-        chosen, features, corpus, target or chosen.target, device, progress, needs_weights=not plan
+        chosen,
+        features,
+        corpora or [],
+        target or chosen.target,
+        device,
+        progress,
+        needs_weights=not plan,
     )
     if plan:
         _show_plan(given, chosen, settings, out, json=json)
@@ -89,7 +95,7 @@ def sweep(
 def _open(
     recipe: Recipe,
     features: str | None,
-    corpus: Path | None,
+    corpora: list[Path],
     target: str,
     device: str,
     progress: Progress,
@@ -102,7 +108,7 @@ def _open(
     with progress.task(f"reading what is known of {target}", unit=""):
         return open_input(
             features=features,
-            corpus=corpus,
+            corpora=corpora,
             target=target,
             settings=recipe.train,
             capture=recipe.capture,

@@ -28,12 +28,13 @@ FeaturesOption = Annotated[
         help="What `fledge capture` made, or s3://, gs:// or az://: train from stored features.",
     ),
 ]
-CorpusOption = Annotated[
-    Path | None,
+CorporaOption = Annotated[
+    list[Path] | None,
     typer.Option(
         "--corpus",
         metavar="DIR",
-        help="What `fledge tokenize` made: train beside the live target, with nothing stored.",
+        help="What `fledge tokenize` made: train beside the live target, with nothing stored. May "
+        "be given several times; the draft vocabulary is that of the first.",
     ),
 ]
 TargetOption = Annotated[
@@ -58,7 +59,7 @@ StartOption = Annotated[
 def train(
     out: options.OutOption,
     features: FeaturesOption = None,
-    corpus: CorpusOption = None,
+    corpora: CorporaOption = None,
     start: StartOption = None,
     target: TargetOption = None,
     device: options.DeviceOption = "auto",
@@ -89,7 +90,7 @@ def train(
     free_bytes, device_bytes, seconds.
     """
     chosen = load_recipe(recipe, assignments or ())
-    if (features is None) == (corpus is None):
+    if (features is None) == (not corpora):
         raise ConfigError(
             "give either --features, which `fledge capture` made, or --corpus, which `fledge "
             "tokenize` made: one of the two."
@@ -107,7 +108,7 @@ def train(
             processes = stack.enter_context(joined_processes(pick_device(device)))
         run = _Run(processes, chosen, target or chosen.target, progress)
         try:
-            run.open(features, corpus, start, is_capture_asked, needs_weights=not plan)
+            run.open(features, corpora or [], start, is_capture_asked, needs_weights=not plan)
             if plan:
                 run.show_plan(out, json=json)
             else:
@@ -131,7 +132,7 @@ class _Run:
     def open(
         self,
         features: str | None,
-        corpus: Path | None,
+        corpora: list[Path],
         start: Path | None,
         is_capture_asked: bool,
         *,
@@ -142,7 +143,7 @@ class _Run:
         with self._progress.task(f"reading what is known of {self._target}", unit=""):
             self._given = open_input(
                 features=features,
-                corpus=corpus,
+                corpora=corpora,
                 target=self._target,
                 settings=self._recipe.train,
                 capture=self._recipe.capture,

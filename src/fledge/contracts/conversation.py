@@ -21,6 +21,7 @@ AnswerFinish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 _COPY = re.compile(r"~([1-9][0-9]*)$")
+_VARIANT = re.compile(r"(?<=[0-9])\+[1-9][0-9]*$")
 
 
 def copy_id(row_id: str, copy: int) -> str:
@@ -32,6 +33,16 @@ def split_copy_id(row_id: str) -> tuple[str, int]:
     """The id of the row that is asked, and how many times it was asked before."""
     found = _COPY.search(row_id)
     return (row_id[: found.start()], int(found[1]) - 1) if found else (row_id, 0)
+
+
+def variant_id(row_id: str, number: int) -> str:
+    """The id of a variant of a row, counted from 1."""
+    return f"{row_id}+{number}"
+
+
+def asked_id(row_id: str) -> str:
+    """The id that all answers to a row and to its variants have in common."""
+    return _VARIANT.sub("", split_copy_id(row_id)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +85,8 @@ class Conversation:
     """One row of data."""
 
     id: str
-    """Unique in its directory: the source's name and the row's number there."""
+    """Unique in its directory: the source's name and the row's number there, and `+2` behind them
+    for the second variant of a row."""
 
     messages: tuple[Message, ...]
     origin: Origin

@@ -9,7 +9,9 @@ from fledge.contracts.errors import ConfigError
 
 BadRows = Literal["skip", "stop"]
 PrivacyAction = Literal["replace", "drop", "keep"]
-SourceFormat = Literal["auto", "chat", "sharegpt", "alpaca", "prompts", "tasks", "bfcl"]
+SourceFormat = Literal[
+    "auto", "chat", "sharegpt", "alpaca", "prompts", "tasks", "bfcl", "completions"
+]
 Turns = Literal["last", "all"]
 
 PRIVACY_TYPES = (
@@ -60,6 +62,10 @@ class SourceSettings:
     max_rows: int = 0
     """Most rows taken from it; 0 takes all."""
 
+    variants: int = 0
+    """In place of each row so many variants of it, with other numbers and first names; 0 takes the
+    row itself."""
+
     @property
     def is_self(self) -> bool:
         """The target writes its prompts."""
@@ -80,6 +86,7 @@ class SourceSettings:
             )
         check_range(f"weight of source {self.name}", self.weight, 0, 1_000_000)
         check_range(f"max_rows of source {self.name}", self.max_rows, 0)
+        check_range(f"variants of source {self.name}", self.variants, 0, 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

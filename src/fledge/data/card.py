@@ -116,8 +116,15 @@ def _source_entry(source: SourceSettings, tally: SourceTally, num_out: int) -> d
         "bad_by_reason": dict(sorted(report.get("bad_by_reason", {}).items())),
         "bad_rows": report.get("bad", []),
         "duplicate_ids": report.get("duplicate_ids", 0),
+        **({"variants": _variants(tally)} if source.variants else {}),
         **({"self_prompts": report["self_prompts"]} if "self_prompts" in report else {}),
     }
+
+
+def _variants(tally: SourceTally) -> dict[str, int]:
+    """How many were made, of how many rows, and rows that have none."""
+    rows = tally.report.get("rows_read", 0) - tally.bad
+    return {"made": tally.variants, "of_rows": rows, "rows_without": tally.without_variants}
 
 
 def _sum(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -24,6 +24,7 @@ def render_card(card: Mapping[str, Any]) -> str:
         _sources(card),
         "## Rows in and out",
         _rows(card),
+        *_variants(card),
         *_files(card),
         *_bad_rows(card),
         *_privacy(card),
@@ -81,6 +82,19 @@ def _rows(card: Mapping[str, Any]) -> str:
         "nearly equal to one, sharing text with a benchmark), or kept. Of those kept, some are not "
         "chosen by the caps and weights of the blend.\n\n" + table
     )
+
+
+def _variants(card: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for entry in card["sources"]:
+        if "variants" in entry:
+            found = entry["variants"]
+            lines.append(
+                f"Rows of {entry['name']} are variants with other numbers and first names: of "
+                f"{found['of_rows']:,} rows {found['made']:,} variants were made, and "
+                f"{found['rows_without']:,} rows have none."
+            )
+    return lines
 
 
 def _files(card: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from fledge.contracts.progress import Progress, SilentProgress
 from fledge.data.decontaminate import Decontaminator
 from fledge.data.duplicates import Trace, Tracer
 from fledge.data.privacy import Scrubber
+from fledge.data.variants import make_variants
 
 _BATCH_ROWS = 64
 _BATCHES_AHEAD = 3
@@ -32,9 +33,8 @@ Numbered = tuple[int, Conversation]
 
 
 class Examined(NamedTuple):
-    """All that the filters need to know of a row."""
+    """All that the filters need to know of a row, or of a variant of one."""
 
-    number: int
     kept: Conversation | None
     """As it may be kept; None when privacy drops it, and nothing else is known then."""
 
@@ -45,31 +45,52 @@ class Examined(NamedTuple):
     benchmark: str | None
 
 
+class ExaminedRow(NamedTuple):
+    """What became of a row that was read."""
+
+    number: int
+    outcomes: list[Examined]
+    """One, or one for each of its variants."""
+
+
 class Examiner:
     """The filters that look at one row alone."""
 
     def __init__(self, settings: PrepareSettings, progress: Progress) -> None:
+        self._seed = settings.seed
+        self._variants = {source.name: source.variants for source in settings.sources}
         self._tracer = Tracer(settings.duplicates)
         self._scrubber = Scrubber(settings.privacy)
         self._decontaminator: Decontaminator | None = None
         if settings.decontaminate.against:
             self._decontaminator = Decontaminator(settings.decontaminate, progress)
 
-    def examine(self, numbered: Numbered) -> Examined:
+    def examine(self, numbered: Numbered) -> ExaminedRow:
         number, row = numbered
+        count = self._variants.get(row.origin.source, 0)
+        if not count:
+            return ExaminedRow(number, [self._examine(row)])
+        variants = make_variants(row, count, self._seed)
+        # Other numbers would hide what a row has in common with a benchmark.
+        benchmark = self._benchmark(row) if variants else None
+        return ExaminedRow(number, [self._examine(one, benchmark) for one in variants])
+
+    def _examine(self, row: Conversation, benchmark: str | None = None) -> Examined:
         scrubbed = self._scrubber.scrub(row)
         kept, found = scrubbed.conversation, scrubbed.found
         if kept is None:
-            return Examined(number, None, found, None, None)
+            return Examined(None, found, None, None)
         # Benchmarks are compared with the row as it was read: a placeholder would hide a match.
-        benchmark = None if self._decontaminator is None else self._decontaminator.overlap(row)
-        return Examined(number, kept, found, self._tracer.trace(kept), benchmark)
+        return Examined(kept, found, self._tracer.trace(kept), benchmark or self._benchmark(row))
+
+    def _benchmark(self, row: Conversation) -> str | None:
+        return None if self._decontaminator is None else self._decontaminator.overlap(row)
 
 
 class Examination(Protocol):
     """Whoever examines rows."""
 
-    def examine(self, rows: Iterable[Numbered]) -> Iterator[Examined]:
+    def examine(self, rows: Iterable[Numbered]) -> Iterator[ExaminedRow]:
         """The rows in their order, with what was found out."""
 
     def close(self) -> None: ...
@@ -88,7 +109,7 @@ class _ThisProcess:
     def __init__(self, examiner: Examiner) -> None:
         self._examiner = examiner
 
-    def examine(self, rows: Iterable[Numbered]) -> Iterator[Examined]:
+    def examine(self, rows: Iterable[Numbered]) -> Iterator[ExaminedRow]:
         return map(self._examiner.examine, rows)
 
     def close(self) -> None:
@@ -103,7 +124,7 @@ class _WorkerPool:
         self._num_workers = num_workers
         self._pool: ProcessPoolExecutor | None = None
 
-    def examine(self, rows: Iterable[Numbered]) -> Iterator[Examined]:
+    def examine(self, rows: Iterable[Numbered]) -> Iterator[ExaminedRow]:
         try:
             yield from self._examine(iter(rows))
         except BrokenProcessPool as error:
@@ -113,8 +134,8 @@ class _WorkerPool:
                 "stopped."
             ) from error
 
-    def _examine(self, unread: Iterator[Numbered]) -> Iterator[Examined]:
-        waiting: deque[Future[list[Examined]]] = deque()
+    def _examine(self, unread: Iterator[Numbered]) -> Iterator[ExaminedRow]:
+        waiting: deque[Future[list[ExaminedRow]]] = deque()
         while True:
             while len(waiting) < self._num_workers * _BATCHES_AHEAD:
                 batch = list(islice(unread, _BATCH_ROWS))
@@ -125,7 +146,7 @@ class _WorkerPool:
                 return
             yield from waiting.popleft().result()
 
-    def _submit(self, rows: list[Numbered]) -> Future[list[Examined]]:
+    def _submit(self, rows: list[Numbered]) -> Future[list[ExaminedRow]]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self._num_workers,
@@ -160,6 +181,6 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-def _examine_batch(rows: list[Numbered]) -> list[Examined]:
+def _examine_batch(rows: list[Numbered]) -> list[ExaminedRow]:
     assert _examiner is not None, "the worker was not started"
     return [_examiner.examine(row) for row in rows]

@@ -127,18 +127,24 @@ class FilterPass:
         numbered = ((reader.report.rows_read, row) for row in reader)
         with closing(RowFiles(directory, first=tally.num_files)) as files:
             num_unsaved = 0
-            for examined in self._examination.examine(numbered):
-                kept = decide(examined, self._index, tally)
-                if kept is not None:
-                    files.write(row_line(kept))
+            for row in self._examination.examine(numbered):
+                for examined in row.outcomes:
+                    kept = decide(examined, self._index, tally)
+                    if kept is not None:
+                        files.write(row_line(kept))
+                if source.variants:
+                    tally.variants += len(row.outcomes)
+                    tally.without_variants += not row.outcomes
                 num_unsaved += 1
                 if num_unsaved >= self._rows_per_save or files.num_bytes >= MAX_BYTES:
-                    self._save(files, tally, examined.number)
+                    self._save(files, tally, row.number)
                     num_unsaved = 0
             tally.report = reader.report.to_json()
             if source.is_self and self._self_prompts is not None:
                 tally.report["self_prompts"] = asdict(self._self_prompts.report(source.name))
             tally.rows_read, tally.bad = reader.report.rows_read, reader.report.rows_bad
+            if source.variants:
+                tally.rows_read = tally.bad + tally.variants
             self.tallies.append(SourceTally())
             self._skip_rows = 0
             self._save(files, tally, 0)

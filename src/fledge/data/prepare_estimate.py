@@ -168,8 +168,9 @@ def _read_sample(reader: SourceReader, examiner: Examiner, index: DuplicateIndex
             chunk_rows, chunk_bytes, seen_bytes = report.rows_read, seen_bytes, report.bytes_read
         if num_filtered < _FILTERED_ROWS and filter_s < _FILTER_S:
             filter_started = time.perf_counter()
-            kept = decide(examiner.examine((0, row)), index, tally)
-            kept_bytes += len(row_line(kept)) if kept is not None else 0
+            for examined in examiner.examine((0, row)).outcomes:
+                kept = decide(examined, index, tally)
+                kept_bytes += len(row_line(kept)) if kept is not None else 0
             filter_s += time.perf_counter() - filter_started
             num_filtered += 1
         elif chunk_bytes >= _READ_BYTES:

@@ -11,6 +11,8 @@ class SourceTally:
     """Counts of one source; `rows_read` is the sum of all that follow it, up to `kept`."""
 
     rows_read: int = 0
+    """Of a source with variants: its bad rows, and the variants of the others."""
+
     bad: int = 0
     """Malformed, empty, or with a turn that is too long."""
 
@@ -26,6 +28,12 @@ class SourceTally:
     kept_bytes: int = 0
     num_files: int = 0
     """Files of kept rows on disk."""
+
+    variants: int = 0
+    """Made of the rows of the files, whatever became of them."""
+
+    without_variants: int = 0
+    """Rows of the files that have none."""
 
     identifiers: Counter[str] = field(default_factory=Counter)
     """Personal and financial identifiers found in the rows read, by type."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fledge.features.label_rows import FIRST_LABEL
-from fledge.store.corpus import Corpus
+from fledge.store.corpus import Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SampleRows:
         return int(self.labels.sum())
 
 
-def count_rows(corpus: Corpus) -> SampleRows:
+def count_rows(corpus: Samples) -> SampleRows:
     """Count the rows of every sample."""
     counted = [_count(shard.offsets, shard.loss_mask) for shard in corpus.shards]
     if not counted:

@@ -27,8 +27,8 @@ class Evidence:
     earlier: Sequence[Manifest] = ()
     """Of the runs before it, where it went on from their heads; the first one first."""
 
-    corpus: Manifest | None = None
-    """Of `fledge tokenize`."""
+    corpora: Sequence[Manifest] = ()
+    """Of `fledge tokenize`; the first one is that of the draft vocabulary."""
 
     data: Sequence[Document] = ()
     """Data cards of `fledge prepare`."""
@@ -211,21 +211,26 @@ def _data(evidence: Evidence) -> list[str]:
                 else "Rows were not compared with benchmarks."
             ),
         ]
-    if evidence.corpus is not None:
-        counts = evidence.corpus.counts
+    if evidence.corpora:
+        samples, tokens, said = (
+            sum(corpus.counts[name] for corpus in evidence.corpora)
+            for name in ("samples", "tokens", "loss_tokens")
+        )
+        several = len(evidence.corpora) > 1
+        coverage = evidence.corpora[0].counts["vocabulary"]["coverage"]
         parts.append(
-            f"The target answered them itself: {counts['samples']:,} samples, "
-            f"{counts['tokens']:,} tokens, {counts['loss_tokens']:,} of them answers. The draft "
-            f"vocabulary covers {counts['vocabulary']['coverage']:.1%} of what it said."
+            f"The target answered them itself: {samples:,} samples, {tokens:,} tokens, {said:,} of "
+            f"them answers{f', in {len(evidence.corpora)} corpora' if several else ''}. The draft "
+            f"vocabulary covers {coverage:.1%} of what it said{' in the first' if several else ''}."
         )
     return ["## Data", *parts] if parts else []
 
 
 def _commands(evidence: Evidence) -> str:
     runs = (*evidence.earlier, evidence.training)
-    sources: list[tuple[str, Mapping[str, Any]]] = [("train", run.provenance) for run in runs]
-    if evidence.corpus is not None:
-        sources.insert(0, ("tokenize", evidence.corpus.provenance))
+    sources: list[tuple[str, Mapping[str, Any]]]
+    sources = [("tokenize", corpus.provenance) for corpus in evidence.corpora]
+    sources += [("train", run.provenance) for run in runs]
     sources += [("select", card["provenance"]) for card in evidence.scorecards]
     sources += [("tune", found["provenance"]) for found in evidence.tunings.values()]
     sources += [("bench", found["provenance"]) for found in evidence.benches]

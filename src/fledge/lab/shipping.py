@@ -26,6 +26,7 @@ from fledge.models.weights_identity import weights_identity
 from fledge.store.cache_publish import publish_directory
 from fledge.store.capacity import format_bytes
 from fledge.store.catalogue import CATALOGUE, Alias
+from fledge.store.corpus import corpus_fingerprints
 from fledge.store.hashing import hash_file
 from fledge.store.manifest import HEAD, Manifest, Plan, write_json
 
@@ -47,7 +48,7 @@ def ship_head(
     alias = catalogue.get(target)
     name = Path(target).name if alias is None else alias.name
     _check_target(evidence.training, resolve_target(target, progress=progress).directory, target)
-    _check_corpus(evidence)
+    _check_corpora(evidence)
     source = load_head(directory)
     strange = strange_weights(source)
     if strange is not None:
@@ -86,15 +87,15 @@ def _check_target(training: Manifest, directory: Path, target: str) -> None:
         )
 
 
-def _check_corpus(evidence: Evidence) -> None:
-    if evidence.corpus is None:
-        return
-    trained, given = evidence.training.plan.parents.get("corpus"), evidence.corpus.fingerprint
+def _check_corpora(evidence: Evidence) -> None:
+    trained = corpus_fingerprints(evidence.training.plan.parents)
+    given = [corpus.fingerprint for corpus in evidence.corpora]
     # Features are a parent of their own, and do not say here which corpus they come from.
-    if trained is not None and trained != given:
+    if trained and given and trained != given:
+        theirs, ours = (" and ".join(one[:16] for one in found) for found in (trained, given))
         raise MismatchError(
-            f"the head was trained on the corpus {trained[:16]}, and the one given is "
-            f"{given[:16]}; name its own corpus."
+            f"the head was trained on the corpus {theirs}, and --corpus names {ours}; name there "
+            "what it was trained on, in the same order."
         )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fledge.data.code_request import code_request
 from fledge.lab.suite_prompts import Check, NumberCheck, ProgramCheck, Prompt
 
 ID_COLUMNS = ("id", "question_id", "task_id", "prompt_id")
@@ -28,10 +29,6 @@ MT_BENCH = "mt-bench"
 _GSM8K, _HUMANEVAL = "gsm8k", "humaneval"
 _GSM8K_END = re.compile(r"####\s*([-+]?[\d,]*\.?\d+)\s*$")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-_CODE_REQUEST = (
-    "Complete this Python function. Answer with the whole function, imports included, in one code "
-    "block.\n\n```python\n{stub}\n```"
-)
 
 
 class RowError(Exception):
@@ -160,7 +157,7 @@ def _program(row: Mapping[str, Any], name: str, task: str) -> Prompt:
     return Prompt(
         id=name,
         task=task,
-        turns=(_CODE_REQUEST.format(stub=stub.strip("\n")),),
+        turns=(code_request(stub),),
         raw=stub,
         check=ProgramCheck(stub=stub, entry_point=entry_point, test=test),
     )

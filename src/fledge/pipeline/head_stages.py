@@ -83,7 +83,7 @@ def _train_input(road: Road) -> TrainInput:
     with road.progress.task(f"reading what is known of {road.target}", unit=""):
         return open_input(
             features=road.place(source) if source == "capture" else None,
-            corpus=road.place(source) if source == "tokenize" else None,
+            corpora=[road.place(source)] if source == "tokenize" else [],
             target=road.target,
             settings=road.recipe.train,
             capture=road.recipe.capture,

@@ -18,7 +18,7 @@ from fledge.features.target_rows import describe_rows
 from fledge.models.target import Target
 from fledge.ops.documents import Documents, make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows
-from fledge.store.corpus import Corpus
+from fledge.store.corpus import Samples
 from fledge.store.row_hash import conversation_hash
 from fledge.training.kept_readings import KeptReadings, KeptSizes, consecutive
 from fledge.training.sources import Said, SampleTable, iterate, padded
@@ -29,7 +29,7 @@ class OnlineSource:
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Samples,
         samples: SampleTable,
         target: Target,
         taps: Sequence[int],
@@ -132,13 +132,13 @@ class OnlineSource:
         self._padded_to, self._kept = padded_to, kept
 
 
-def kept_sizes(corpus: Corpus, samples: SampleTable, positions: NDArray[np.int64]) -> KeptSizes:
+def kept_sizes(corpus: Samples, samples: SampleTable, positions: NDArray[np.int64]) -> KeptSizes:
     numbers = samples.numbers[positions]
     return KeptSizes(numbers, samples.lengths[positions], count_rows(corpus).labels[numbers])
 
 
-def list_corpus(corpus: Corpus) -> SampleTable:
-    """The samples of a corpus that teach something."""
+def list_corpus(corpus: Samples) -> SampleTable:
+    """The samples of a corpus, or of several, that teach something."""
     kept = count_rows(corpus).kept
     numbers = np.flatnonzero(kept)
     # As features hold it too: both ways hold out the same conversations.

@@ -1,4 +1,4 @@
-"""The stage behind `fledge train`: features, or a corpus and its target, in; a head out.
+"""The stage behind `fledge train`: features, or corpora and their target, in; a head out.
 
 The directory of a run is a head as it stands once the run is over: the best checkpoint's, by accept
 length on held-out prompts. On the way it holds
@@ -23,7 +23,7 @@ from fledge.features.feature_store import FeatureStore
 from fledge.models.target import Target
 from fledge.store.cache_publish import flush
 from fledge.store.capacity import translated_disk_errors
-from fledge.store.corpus import Corpus
+from fledge.store.corpus import Corpora
 from fledge.store.manifest import Manifest, Plan, read_manifest
 from fledge.store.stage_directory import StageDirectory, open_stage
 from fledge.training.assembly import assemble, load_target, make_order
@@ -64,7 +64,7 @@ def train(
     with _opened(out, given.plan(settings), ours) as stage:
         is_finished = ours.gather(stage is not None and stage.is_finished)[0]
         if not is_finished:
-            if stage is not None and isinstance(given.inside, Corpus):
+            if stage is not None and isinstance(given.inside, Corpora):
                 given.inside.verify(shown)
             # Not held here: training from features may let go of most of the target.
             parts = assemble(

@@ -1,5 +1,6 @@
 """What a run is asked for, checked before any weight is loaded: samples, and their target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from fledge.models.resolve import resolve_target, target_name
 from fledge.models.target_facts import read_facts
 from fledge.models.target_loading import check_supported, load_config
 from fledge.models.weights_identity import weights_identity
-from fledge.store.corpus import Corpus
-from fledge.store.manifest import CORPUS, FEATURES, HEAD, Manifest, Plan
+from fledge.store.corpus import Corpora
+from fledge.store.manifest import FEATURES, HEAD, Plan
 from fledge.store.vocab_map import VocabMap
 from fledge.training.faults import refuse_other_layers, refuse_other_target, refuse_tempered_tops
 from fledge.training.head_init import shape_head
@@ -35,12 +36,12 @@ _OUTSIDE_THE_PLAN = ("parallel", "keep_checkpoints", "keep_readings")
 
 @dataclass(frozen=True, slots=True)
 class TrainInput:
-    """Features or a corpus, and the target that they are of."""
+    """Features or corpora, and the target that they are of."""
 
     where: str
-    """The directory, for messages."""
+    """The directory, or the directories, for messages."""
 
-    inside: FeatureStore | Corpus
+    inside: FeatureStore | Corpora
     samples: SampleTable
     vocab_map: VocabMap
     taps: tuple[int, ...]
@@ -62,8 +63,10 @@ class TrainInput:
     """The head whose weights are the first ones; a new head without."""
 
     @property
-    def manifest(self) -> Manifest:
-        return self.inside.manifest
+    def stored_bytes(self) -> int:
+        """Of all files with samples or features."""
+        parts = self.inside.parts if isinstance(self.inside, Corpora) else (self.inside,)
+        return sum(int(one["bytes"]) for part in parts for one in part.manifest.files.values())
 
     def head_config(self, settings: TrainSettings) -> HeadConfig:
         return shape_head(
@@ -75,8 +78,10 @@ class TrainInput:
         plain = to_plain(settings)
         for name in _OUTSIDE_THE_PLAN:
             del plain[name]
-        kind = FEATURES if isinstance(self.inside, FeatureStore) else CORPUS
-        parents = {kind: self.manifest.fingerprint}
+        if isinstance(self.inside, Corpora):
+            parents = self.inside.parents
+        else:
+            parents = {FEATURES: self.inside.manifest.fingerprint}
         if self.start is not None:
             parents[HEAD] = self.start.fingerprint
         return Plan(
@@ -93,7 +98,7 @@ class TrainInput:
 def open_input(
     *,
     features: str | Path | None,
-    corpus: Path | None,
+    corpora: Sequence[Path] = (),
     target: str,
     settings: TrainSettings,
     capture: CaptureSettings,
@@ -106,15 +111,16 @@ def open_input(
     """Read what is known of samples and target, and check that they fit.
 
     `is_capture_asked` says that somebody chose the capture settings, so that features of other
-    layers are refused. `start` is a head to go on from.
+    layers are refused. `start` is a head to go on from. Of several corpora the draft vocabulary is
+    that of the first.
     """
-    if (features is None) == (corpus is None):
+    if (features is None) == (not corpora):
         raise ConfigError(
             "give either --features, which `fledge capture` made, or --corpus, which `fledge "
             "tokenize` made: one of the two."
         )
-    if corpus is not None:
-        given = _from_corpus(corpus, target, capture, device, needs_weights, progress)
+    if corpora:
+        given = _from_corpora(corpora, target, capture, device, needs_weights, progress)
     else:
         assert features is not None
         given = _from_features(
@@ -140,8 +146,8 @@ def _check_for_features(store: FeatureStore, settings: TrainSettings) -> None:
         )
 
 
-def _from_corpus(
-    directory: Path,
+def _from_corpora(
+    directories: Sequence[Path],
     target: str,
     capture: CaptureSettings,
     device: torch.device,
@@ -153,21 +159,29 @@ def _from_corpus(
             "capture.layers is auto, which is decided by `fledge capture`; name layers, or train "
             "from features."
         )
-    found = capture_job.open_input(
-        directory,
-        target,
-        capture,
-        dtype=torch.float32,
-        device=device,
-        needs_weights=needs_weights,
-        progress=progress,
-    )
+    opened = [
+        capture_job.open_input(
+            directory,
+            target,
+            capture,
+            dtype=torch.float32,
+            device=device,
+            needs_weights=needs_weights,
+            progress=progress,
+        )
+        for directory in directories
+    ]
+    found, corpora = opened[0], Corpora([one.corpus for one in opened])
+    if len(opened) > 1 and progress is not None:
+        progress.note(
+            f"{len(opened)} corpora; the draft vocabulary is that of the first, {directories[0]}"
+        )
     config = found.config.get_text_config()
     return TrainInput(
-        where=str(directory),
-        inside=found.corpus,
-        samples=list_corpus(found.corpus),
-        vocab_map=found.corpus.vocab_map,
+        where=", ".join(map(str, directories)),
+        inside=corpora,
+        samples=list_corpus(corpora),
+        vocab_map=corpora.vocab_map,
         taps=choose_taps(config, capture.layers),
         target=found.target,
         directory=found.directory,

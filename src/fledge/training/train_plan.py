@@ -9,7 +9,7 @@ from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
 from fledge.models.head_config import HeadConfig
 from fledge.models.parameter_count import count_parameters
-from fledge.store.corpus import Corpus
+from fledge.store.corpus import Corpora
 from fledge.training.assembly import make_order
 from fledge.training.cadence import Cadence
 from fledge.training.head_init import count_weights
@@ -60,7 +60,6 @@ def plan_training(
     config = given.head_config(settings)
     weights = count_weights(config)
     is_offline = isinstance(given.inside, FeatureStore)
-    files = given.manifest.files.values()
     passes = settings.epochs if is_offline else 1
     head_bytes = weights * _MASTER_BYTES
     has_average = settings.optimizer.ema > 0
@@ -79,7 +78,7 @@ def plan_training(
         tokens=order.num_tokens,
         steps=order.num_steps,
         weights=weights,
-        read_bytes=passes * sum(int(entry["bytes"]) for entry in files),
+        read_bytes=passes * given.stored_bytes,
         checkpoint_bytes=head_bytes + state_bytes,
         stored_bytes=stored,
         device_bytes=(
@@ -98,7 +97,7 @@ def plan_training(
 
 def _kept(given: TrainInput, settings: TrainSettings, division: Division) -> KeptSizes | None:
     """What the target reads once, where it does."""
-    if not settings.keep_readings or not isinstance(given.inside, Corpus):
+    if not settings.keep_readings or not isinstance(given.inside, Corpora):
         return None
     used = np.union1d(division.trained, division.held_out)
     return kept_sizes(given.inside, given.samples, used)

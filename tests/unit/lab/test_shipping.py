@@ -150,7 +150,7 @@ def test_the_card_says_what_was_measured(tmp_path: Path, head: Path, target: Pat
         target,
         tmp_path / "heads",
         checkpoint="step-00000014",
-        corpus=corpus(),
+        corpora=[corpus()],
         data=[data_card()],
         scorecards=[scorecard(known)],
         tunings={"cpu": tuning(known, weights_of(target))},
@@ -189,7 +189,7 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
     training = trained_on(training, corpus().fingerprint)
     shipped = ship_head(
         head,
-        Evidence(training=training, corpus=corpus()),
+        Evidence(training=training, corpora=[corpus()]),
         target=str(target),
         root=tmp_path,
         licence="MIT",
@@ -236,10 +236,10 @@ FOREIGN = tuning("another head", "other weights")
         ),
         (
             lambda given: replace(
-                given, training=trained_on(given.training, "an older corpus"), corpus=corpus()
+                given, training=trained_on(given.training, "an older corpus"), corpora=[corpus()]
             ),
             MismatchError,
-            "trained on the corpus an older corpus, and the one given is [0-9a-f]{16}; name its",
+            "trained on the corpus an older corpus, and --corpus names [0-9a-f]{16}; name there",
         ),
         (
             lambda given: replace(given, scorecards=[scorecard("another head")]),

@@ -50,7 +50,7 @@ class Stopping(SilentProgress):
 def given(language_target: Path, language_corpus: Path) -> TrainInput:
     return open_input(
         features=None,
-        corpus=language_corpus,
+        corpora=[language_corpus],
         target=str(language_target),
         settings=BASE,
         capture=CaptureSettings(layers=(1, 2, 3)),

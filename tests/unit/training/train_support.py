@@ -1,6 +1,6 @@
 """Short runs on tiny targets: what they read, how they are started, what their curves say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def opened(
     target: Path,
     *,
     corpus: Path | None = None,
+    beside: Sequence[Path] = (),
     features: Path | None = None,
     settings: TrainSettings = SHORT,
     capture: CaptureSettings | None = None,
@@ -43,7 +44,7 @@ def opened(
 ) -> TrainInput:
     return open_input(
         features=features,
-        corpus=corpus,
+        corpora=[*([] if corpus is None else [corpus]), *beside],
         target=str(target),
         settings=settings,
         capture=capture or CaptureSettings(),
@@ -59,12 +60,15 @@ def run(
     settings: TrainSettings = SHORT,
     *,
     corpus: Path | None = None,
+    beside: Sequence[Path] = (),
     features: Path | None = None,
     start: Path | None = None,
     progress: Progress | None = None,
     **more: Any,
 ) -> Manifest:
-    given = opened(target, corpus=corpus, features=features, settings=settings, start=start)
+    given = opened(
+        target, corpus=corpus, beside=beside, features=features, settings=settings, start=start
+    )
     # Plots take longer than these runs, and are tested by themselves.
     return train(given, settings, out, progress=progress, has_plots=False, **more)
 

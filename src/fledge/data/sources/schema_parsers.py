@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from fledge.contracts.conversation import Message
 from fledge.contracts.data_settings import SourceFormat
+from fledge.data.code_request import code_request
+from fledge.data.sources.function_stubs import make_stub
 from fledge.data.sources.line_rows import parse_json
 from fledge.data.sources.messages import read_messages
 from fledge.data.sources.problems import RowProblem
@@ -14,6 +16,7 @@ LIST_FIELDS = ("conversations", "conversation")
 _INPUT_FIELDS = ("input", "context")
 _OUTPUT_FIELDS = ("output", "response")
 ALPACA_FIELDS = (*_INPUT_FIELDS, *_OUTPUT_FIELDS, "history")
+COMPLETION_FIELDS = ("text", "code", "test_list")
 
 # JSON Schema has other words for the types that these files name.
 _BFCL_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
@@ -107,12 +110,21 @@ def _parse_bfcl(row: Any) -> list[Draft]:
     return [Draft(messages, tuple(map(_json_schema, read_tools(table.get("function")))))]
 
 
+def _parse_completion(row: Any) -> list[Draft]:
+    table = _table(row)
+    text, code, tests = (table.get(field) for field in COMPLETION_FIELDS)
+    if not isinstance(text, str) or not isinstance(code, str) or not are_texts(tests):
+        raise RowProblem("schema", "it has no texts in fields `text`, `code` and `test_list`")
+    return [Draft(_exchange(code_request(make_stub(text, code, list(tests or ()))), ""))]
+
+
 PARSERS: Mapping[SourceFormat, Callable[[Any], list[Draft]]] = {
     "chat": _parse_chat,
     "sharegpt": _parse_sharegpt,
     "alpaca": _parse_alpaca,
     "tasks": _parse_tasks,
     "bfcl": _parse_bfcl,
+    "completions": _parse_completion,
 }
 
 

@@ -9,6 +9,7 @@ from fledge.contracts.data_settings import SourceFormat
 from fledge.data.sources.problems import RowProblem
 from fledge.data.sources.schema_parsers import (
     ALPACA_FIELDS,
+    COMPLETION_FIELDS,
     LIST_FIELDS,
     PARSERS,
     Draft,
@@ -20,7 +21,7 @@ PROMPT_FIELDS = ("turns", "prompt", "question", "instruction", "text")
 ID_FIELDS = ("id", "uuid", "conversation_id", "custom_id", "task_id", "question_id")
 WANTED_FIELDS = frozenset(
     {"messages", "tools", "functions", "system", "function", "instances"}
-    | {*PROMPT_FIELDS, *ID_FIELDS, *LIST_FIELDS, *ALPACA_FIELDS}
+    | {*PROMPT_FIELDS, *ID_FIELDS, *LIST_FIELDS, *ALPACA_FIELDS, *COMPLETION_FIELDS}
 )
 """All fields that any schema looks at."""
 
@@ -31,6 +32,7 @@ SCHEMAS: Mapping[SourceFormat, str] = {
     "prompts": f"prompts from one of the fields {', '.join(PROMPT_FIELDS)}, or rows of plain text",
     "tasks": "tasks from fields `instruction` and `instances`, one conversation for each instance",
     "bfcl": "function-calling questions from fields `question` and `function`",
+    "completions": "functions to complete from fields `text`, `code` and `test_list`",
 }
 
 

@@ -1,0 +1,170 @@
+"""Variants of a prompt: the same question with other numbers, and other first names.
+
+A number becomes another one of about the same size and of the same form, as round as it was: 48 an
+even number of two digits, `$1,250` a multiple of 50 with its comma, `3.50` a price with two
+decimals. The same number becomes the same one wherever it stands in a prompt, and different ones
+stay different. 0, 1, years, ordinals, fractions, times and what is part of a word stay as they are.
+So do numbers in words.
+"""
+
+import math
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fledge.contracts.conversation import Conversation, Message, variant_id
+
+_NUMBER = re.compile(
+    r"(?<![\w.])(?<![0-9][/:])(?<![A-Za-z]-)"
+    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.(?P<decimals>[0-9]+))?"
+    r"(?![\w]|[/:.][0-9]|,[0-9]{3}(?![0-9]))"
+)
+_PERCENT = re.compile(r"\s?(?:%|percent\b)")
+_YEARS = range(1900, 2100)
+_MAX_DIGITS = 12
+"""Longer ones are no quantities."""
+
+_MIN_CHOICE = 4
+"""Numbers to choose from; a number is replaced by less round ones where there are fewer."""
+
+_TRIES = 20
+
+_NAMES = tuple(
+    tuple(names.split())
+    for names in (
+        """Alice Amanda Amy Anna Betty Carla Clara Diana Emily Emma Erica Gina Hannah Helen Jane
+        Janet Jenny Jessica Julia Karen Kate Laura Linda Lisa Lucy Maria Martha Mary Mia Monica
+        Nancy Nora Olivia Paula Rachel Rebecca Sally Samantha Sarah Sophia Susan Tina""",
+        """Adam Alex Andrew Anthony Ben Brian Carl Charles Daniel David Dennis Eric Ethan Gary
+        George Greg Henry Ivan Jacob James Jason Jeff Jim Joe John Kevin Kyle Liam Luke Martin
+        Matt Michael Mike Oliver Oscar Peter Richard Robert Ryan Sam Simon Steven Thomas Tim Tom""",
+    )
+)
+_KINDS = {name: kind for kind, names in enumerate(_NAMES) for name in names}
+_NAME = re.compile(rf"\b(?:{'|'.join(_KINDS)})\b")
+
+
+def make_variants(row: Conversation, count: int, seed: int) -> list[Conversation]:
+    """At most `count` variants of what opens a conversation, no two of them alike.
+
+    What follows the first answer is left out, since that answer would not fit. There are fewer
+    where there are not as many other numbers, and none for a row without any.
+    """
+    opening = _opening(row.messages)
+    texts = [message["content"] for message in opening if message["role"] == "user"]
+    known, variants = {tuple(texts)}, []
+    for number in range(1, count + 1):
+        for attempt in range(_TRIES):
+            swaps = _Swaps(texts, random.Random(f"{seed}:{row.id}:{number}:{attempt}"))
+            changed = tuple(map(swaps.apply, texts))
+            if swaps.has_numbers and changed not in known:
+                known.add(changed)
+                messages = _with_texts(opening, changed)
+                variants.append(replace(row, id=variant_id(row.id, number), messages=messages))
+                break
+    return variants
+
+
+def _opening(messages: Sequence[Message]) -> list[Message]:
+    roles = [message["role"] for message in messages]
+    return list(messages[: roles.index("assistant")] if "assistant" in roles else messages)
+
+
+def _with_texts(opening: Iterable[Message], texts: Iterable[str]) -> tuple[Message, ...]:
+    left = iter(texts)
+    return tuple(
+        {**message, "content": next(left)} if message["role"] == "user" else message
+        for message in opening
+    )
+
+
+class _Swaps:
+    """What stands for what in one variant."""
+
+    def __init__(self, texts: Sequence[str], dice: random.Random) -> None:
+        self._dice = dice
+        found = [match for text in texts for match in _NUMBER.finditer(text)]
+        self._taken = {_plain(match) for match in found}
+        self._numbers: dict[str, str] = {}
+        for match in found:
+            if _plain(match) not in self._numbers and not _stays(match):
+                self._choose_number(match)
+        names = {match[0] for text in texts for match in _NAME.finditer(text)}
+        self._names = self._choose_names(sorted(names))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether any number is another one now."""
+        return bool(self._numbers)
+
+    def apply(self, text: str) -> str:
+        changed = _NUMBER.sub(self._number, text)
+        return _NAME.sub(lambda match: self._names[match[0]], changed)
+
+    def _number(self, match: re.Match[str]) -> str:
+        found = self._numbers.get(_plain(match))
+        if found is None:
+            return match[0]
+        whole, point, decimals = found.partition(".")
+        return (f"{int(whole):,}" if "," in match["whole"] else whole) + point + decimals
+
+    def _choose_number(self, match: re.Match[str]) -> None:
+        """Remember what this number becomes; nothing where there is no other like it."""
+        plain, decimals = _plain(match), match["decimals"] or ""
+        value = int(plain.replace(".", ""))
+        is_share = _PERCENT.match(match.string, match.end()) is not None
+        choices = _numbers_like(value, most=100 * 10 ** len(decimals) - 1 if is_share else None)
+        for _ in range(_TRIES if choices else 0):
+            chosen = self._dice.choice(choices)
+            if decimals and chosen % 10 == 0 and value % 10:
+                continue  # 2.0 is no number that people write
+            digits = str(chosen).zfill(len(plain.replace(".", "")))
+            text = f"{digits[: -len(decimals)]}.{digits[-len(decimals) :]}" if decimals else digits
+            if text not in self._taken:
+                self._taken.add(text)
+                self._numbers[plain] = text
+                return
+
+    def _choose_names(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Another name of the same kind for each, so that `he` and `she` still fit."""
+        chosen: dict[str, str] = {}
+        for name in names:
+            free = [one for one in _NAMES[_KINDS[name]] if one not in names]
+            left = [one for one in free if one not in chosen.values()]
+            chosen[name] = self._dice.choice(left) if left else name
+        return chosen
+
+
+def _plain(match: re.Match[str]) -> str:
+    """A number without its commas, so that `1,000` and `1000` are the same."""
+    whole = match["whole"].replace(",", "")
+    return f"{whole}.{match['decimals']}" if match["decimals"] else whole
+
+
+def _stays(match: re.Match[str]) -> bool:
+    whole = match["whole"]
+    if len(_plain(match)) > _MAX_DIGITS:
+        return True
+    if match["decimals"]:
+        return not int(_plain(match).replace(".", ""))
+    before = match.string[: match.start()]
+    is_year = whole.isdecimal() and int(whole) in _YEARS and not before.endswith("$")
+    is_code = len(whole) > 1 and whole.startswith("0")
+    return whole in ("0", "1") or is_year or is_code
+
+
+def _numbers_like(value: int, *, most: int | None) -> range:
+    """Numbers of as many digits, from half of it to three times as much, as round as it is."""
+    above = 10 ** len(str(value))
+    low = max(-(-value // 2), above // 10, 2)
+    high = min(3 * value, above - 1)
+    if most is not None and value <= most + 1:
+        high = min(high, most)
+    zeros = len(str(value)) - len(str(value).rstrip("0"))
+    step = 10**zeros * math.gcd(value // 10**zeros, 10)
+    while True:
+        choices = range(-(-low // step) * step, high + 1, step)
+        if len(choices) > _MIN_CHOICE or step == 1:
+            return choices
+        step //= 5 if str(step).startswith("5") else 2

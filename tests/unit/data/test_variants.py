@@ -1,0 +1,107 @@
+"""Variants of a prompt: other numbers of the same size and form, and nothing else changed."""
+
+import re
+
+import pytest
+
+from fledge.contracts.conversation import Conversation, Message, Origin, asked_id, copy_id
+from fledge.data.variants import make_variants
+from fledge.store.row_hash import conversation_hash
+
+ORIGIN = Origin(source="math", licence="MIT", file="math.jsonl", row=7)
+
+
+def row(*texts: str) -> Conversation:
+    messages: list[Message] = [{"role": "user", "content": text} for text in texts]
+    return Conversation(id="math/7", messages=tuple(messages), origin=ORIGIN)
+
+
+def texts_of(asked: Conversation, count: int = 8, seed: int = 0) -> list[str]:
+    return [variant.messages[-1]["content"] for variant in make_variants(asked, count, seed)]
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("He has 48 clips.", r"He has [1-9]\d clips\."),
+        ("It costs $1,250 in all.", r"It costs \$[1-9],\d(0|5)0 in all\."),
+        ("A cup is $3.50, he said.", r"A cup is \$[1-9]\.\d(0|5), he said\."),
+        ("Add 0.5 litres", r"Add 0\.[1-9] litres"),
+        ("25% of them, 80 percent of us", r"\d\d% of them, \d\d percent of us"),
+        ("a 10-year-old in 12-14 days", r"a [1-9]\d-year-old in [1-9]\d-[1-9]\d days"),
+    ],
+)
+def test_numbers_keep_size_and_form(text: str, pattern: str) -> None:
+    found = texts_of(row(text))
+    assert found
+    assert all(re.fullmatch(pattern, one) for one in found), found
+    assert text not in found
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["In 1998", "the 3rd of 1", "2/3 of it", "at 7:30", "B12 and 5kg", "0 left", "no number",
+     "version 1.2.3", "room 007", "COVID-19", "id 12345678901234", "100%", "0.0 metres"],
+)  # fmt: skip
+def test_what_is_no_quantity_stays(text: str) -> None:
+    assert texts_of(row(text)) == []
+    (changed, *_) = texts_of(row(f"{text}, and 60 sheep."))
+    assert changed.startswith(text)
+    assert "60 sheep" not in changed
+
+
+def test_equal_numbers_stay_equal_and_others_different() -> None:
+    for text in texts_of(row("1,000 here, 1000 there, 20 and 30 more"), 30):
+        first, second, *others = re.findall(r"[\d,]*\d", text)
+        assert first.replace(",", "") == second != first
+        assert len({second, *others}) == 3
+
+
+def test_names_are_swapped_for_names_of_the_same_kind() -> None:
+    for text in texts_of(row("Tom gave Anna 12 of Tom's pears. Did Anna thank him?")):
+        found = re.fullmatch(r"(\w+) gave (\w+) \d\d of \1's pears\. Did \2 thank him\?", text)
+        assert found is not None, text
+        assert {found[1], found[2]}.isdisjoint({"Tom", "Anna"})
+        assert found[1] != found[2]
+
+
+def test_a_seed_and_a_row_decide() -> None:
+    asked = row("48 clips and 24 boxes for 12 people")
+    assert texts_of(asked) == texts_of(asked)
+    assert texts_of(asked)[:3] == texts_of(asked, 3)
+    assert texts_of(asked) != texts_of(asked, seed=1)
+
+
+def test_there_are_no_more_than_other_numbers() -> None:
+    found = texts_of(row("He has 2 dogs."), 50)
+    assert sorted(found) == [f"He has {number} dogs." for number in range(3, 7)]
+
+
+def test_only_what_opens_a_conversation_is_rewritten() -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": "Answer in 20 words."},
+        {"role": "user", "content": "What is 15 and 30?"},
+        {"role": "assistant", "content": "45"},
+        {"role": "user", "content": "And 10 more?"},
+    ]
+    asked = Conversation(id="math/7", messages=tuple(messages), origin=ORIGIN)
+    (variant,) = make_variants(asked, 1, 0)
+    assert variant.messages[0] == messages[0]
+    assert len(variant.messages) == 2
+    assert variant.messages[1]["content"] != messages[1]["content"]
+    assert variant.origin == ORIGIN
+
+
+def test_numbers_are_the_same_in_all_turns() -> None:
+    (variant,) = make_variants(row("I had 40 pears.", "Now 40 more."), 1, 0)
+    first, second = (re.findall(r"\d+", message["content"]) for message in variant.messages)
+    assert first == second != ["40"]
+
+
+def test_variants_of_a_row_are_held_out_together() -> None:
+    ids = [variant.id for variant in make_variants(row("40 pears and 30 plums"), 3, 0)]
+    assert ids == ["math/7+1", "math/7+2", "math/7+3"]
+    assert asked_id(copy_id(ids[1], 2)) == "math/7"
+    assert {conversation_hash(one) for one in ids} == {conversation_hash("math/7~2")}
+    assert conversation_hash("math/7") != conversation_hash("math/71")
