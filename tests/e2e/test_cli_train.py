@@ -133,6 +133,12 @@ def test_a_plan_writes_nothing(
     assert planned["samples"] + planned["samples_held_out"] == 16
     assert planned["stored_bytes"] > 4 * planned["weights"]
     assert planned["device_bytes"] > 0
+    more = save_corpus(tmp_path / "more", target_dir, random_samples([40] * 4, seed=1))
+    done = run(*words, "--corpus", more, *settings(), "--plan", "--json")
+    assert f"2 corpora; the draft vocabulary is that of the first, {corpus}" in done.stderr
+    both = json.loads(done.stdout)
+    assert both["samples"] + both["samples_held_out"] == 20
+    assert both["read_bytes"] > planned["read_bytes"]
     assert not (tmp_path / "run").exists()
 
 

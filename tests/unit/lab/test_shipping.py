@@ -206,6 +206,26 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
         assert line in card
 
 
+def test_all_corpora_are_on_the_card(tmp_path: Path, head: Path, target: Path) -> None:
+    first = corpus()
+    second = replace(first, counts={**first.counts, "samples": 400, "tokens": 100_000})
+    training = training_manifest(target)
+    parents = {"corpus": first.fingerprint, "corpus 2": second.fingerprint}
+    training = replace(training, plan=replace(training.plan, parents=parents))
+    options: dict[str, Any] = {"target": str(target), "root": tmp_path, "licence": "MIT"}
+    given = Evidence(training=training, corpora=[first, second])
+    shipped = ship_head(head, given, **options, progress=SilentProgress())
+    card = (shipped.directory / "README.md").read_text()
+    assert "5,000 samples, 1,000,000 tokens, 1,400,000 of them answers, in 2 corpora." in card
+    assert "covers 98.8% of what it said in the first." in card
+    assert card.count("| tokenize |") == 2
+    turned = replace(given, corpora=[second, first])
+    with pytest.raises(
+        MismatchError, match=r"and \w{16}, and --corpus names \w{16} and \w"
+    ):
+        ship_head(head, turned, **options, progress=SilentProgress())
+
+
 def trained_on(training: Manifest, corpus: str) -> Manifest:
     return replace(training, plan=replace(training.plan, parents={"corpus": corpus}))
 
