@@ -61,6 +61,8 @@ class PagedCache:
         self._known = KnownPrefixes(self._pools, self.block_size, self._head_window)
         self._rows.reset(self._num_blocks_of)
         self._free_rows = list(reversed(range(self.spare_row)))
+        self.is_tidied = self.shares_prefixes or any(one is not None for one in self._pools)
+        """Whether blocks are published, or given back, while their requests run."""
 
     @property
     def spare_row(self) -> int:
@@ -211,10 +213,7 @@ class PagedCache:
         return has_room
 
     def reserve_behind(self, sequences: Many[Sequence], count: int) -> bool:
-        """Have room for so many numbers behind each one's newest token, as far as there is enough.
-
-        Written at once: cycles wait for it.
-        """
+        """Have room for so many numbers behind each one's newest, as far as there is enough."""
         last = count + self.block_size - 1
         has_room = all(
             self._take(seq, (len(seq.token_ids) + last) // self.block_size) for seq in sequences

@@ -8,7 +8,7 @@ from fledge.contracts.outputs import TokenLogprobs
 from fledge.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Said:
     """What one request's walk yielded, on the host."""
 

@@ -108,7 +108,8 @@ class CycleAhead:
             return True
         num_before = self._steady.num_in_flight
         self._take_in()
-        beside, load = self._beside(), self._choice.load(places.sequences)
+        beside = [seq for seq in self._others() if seq.is_decoding]
+        load = self._choice.load(places.sequences)
         if places.num_requests:
             self._choice.choose(load)
         if not (self._has_room(beside) and self._starts_cycle(load)):
@@ -124,23 +125,24 @@ class CycleAhead:
         self._steady.forget()  # what is left in flight is of requests that have gone
         return False
 
+    def _others(self) -> list[Sequence]:
+        """Requests that run and are not among those that run ahead: most of the time nobody."""
+        places, running = self._steady.places, self._scheduler.running
+        if places.num_requests == len(running):
+            return []
+        return [seq for seq in running if not places.holds(seq)]
+
+    @property
+    def _num_unread(self) -> int:
+        """Tokens of prompts that were begun; whoever runs ahead has read its own."""
+        return sum(seq.num_unread for seq in self._others() if seq.is_reading)
+
     def _take_in(self) -> None:
         """Requests that decode and could run ahead are taken in: they had to go another way."""
-        places, can_run = self._steady.places, self._steady.can_run
-        self._steady.join(
-            [
-                seq
-                for seq in self._scheduler.running
-                if seq.is_decoding and not places.holds(seq) and can_run(seq)
-            ]
-        )
-        if not self._scheduler.num_startable and not self._scheduler.num_unread:
-            places.shrink()
-
-    def _beside(self) -> list[Sequence]:
-        """Requests that decode and need the host for it."""
-        holds = self._steady.places.holds
-        return [seq for seq in self._scheduler.running if seq.is_decoding and not holds(seq)]
+        can_run = self._steady.can_run
+        self._steady.join([seq for seq in self._others() if seq.is_decoding and can_run(seq)])
+        if not self._scheduler.num_startable and not self._num_unread:
+            self._steady.places.shrink()
 
     def _has_room(self, beside: Many[Sequence]) -> bool:
         return all(self._cache.reserve(seq, seq.len) for seq in beside)
@@ -157,7 +159,7 @@ class CycleAhead:
         return True
 
     def _scheduler_has_prompts(self) -> bool:
-        return self._scheduler.num_unread > 0 or self._scheduler.could_admit
+        return self._num_unread > 0 or self._scheduler.could_admit
 
     def _plan_others(self, beside: Many[Sequence]) -> StepPlan:
         """Who is served behind the cycle that was just started."""
@@ -177,7 +179,7 @@ class CycleAhead:
         most = self._settings.max_requests
         if 2 * num_requests < most or time.perf_counter() >= self._prompts_due:
             return True
-        if 2 * self._scheduler.num_unread >= self._settings.max_pass_tokens:
+        if 2 * self._num_unread >= self._settings.max_pass_tokens:
             return True
         return _MANY_PROMPTS * self._scheduler.num_startable >= most
 
@@ -243,13 +245,18 @@ class CycleAhead:
         got = self._steady.collect()
         said = list(got.said.values())
         num_fresh = sum(one.sequence.len - one.sequence.head_len for one in said if one.had_drafts)
-        for member, one in got.said.items():
-            if member.is_drafted and got.started.has_head_read and not one.has_failed:
-                one.sequence.head_len = one.sequence.len
+        if got.started.has_head_read:
+            for member, one in got.said.items():
+                if member.is_drafted and not one.has_failed:
+                    one.sequence.head_len = one.sequence.len
         result = commit(said)
-        for member, one in got.said.items():
-            if one.sequence.has_ended or one.has_failed:
-                self._steady.places.leave(member)
+        self._steady.places.leave(
+            [
+                member
+                for member, one in got.said.items()
+                if one.has_failed or member.sequence.has_ended
+            ]
+        )
         self._end.settle([one.sequence for one in said], [])
         if not got.started.plan.is_plain and isinstance(self._drafter, HeadDrafter):
             self._drafter.calibration.count_cycle()
@@ -267,6 +274,8 @@ class CycleAhead:
                 emitted=result.num_emitted,
                 reached_D=result.reached_at_depth,
                 accepted_D=result.accepted_at_depth,
+                num_copies_offered=result.num_copies_offered,
+                num_copies_accepted=result.num_copies_accepted,
             )
         )
 

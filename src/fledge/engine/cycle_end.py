@@ -29,15 +29,16 @@ class CycleEnd:
 
     def settle(self, said: Many[Sequence], reading: Many[Sequence]) -> None:
         """Make what was computed known, let go of what windows left behind and of what ended."""
+        cache, bill = self._cache, self._scheduler.bill
         for seq in said:
-            self._scheduler.bill(seq, seq.len)
+            bill(seq, len(seq.token_ids))
         for seq in [*said, *reading]:
             if seq.has_ended:
                 self.stats.count_ended(seq)
                 self._scheduler.finish(seq, keep=seq.error is None)
-            else:
-                self._cache.publish(seq)
-                self._cache.free_behind_windows(seq)
+            elif cache.is_tidied:
+                cache.publish(seq)
+                cache.free_behind_windows(seq)
         if not self._scheduler.has_work:
             self._cache.check_nothing_held()
 

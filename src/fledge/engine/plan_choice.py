@@ -41,6 +41,8 @@ class PlanChoice:
 
     def load(self, decoding: Many[Sequence], num_unread: int = 0) -> Load:
         """What requests that decode bring to a pass, beside so many tokens of prompts."""
+        if not self._can_draft:  # nobody asks for more
+            return Load(len(decoding), num_other_tokens=min(num_unread, self._most_other_tokens))
         num_places, menu = self._menu(len(decoding)) if decoding else (0, None)
         return Load(
             num_requests=len(decoding),

@@ -105,8 +105,9 @@ class Scheduler:
 
     def bill(self, seq: Sequence, num_tokens: int) -> None:
         """Charge a client for tokens read or said, each of them once."""
-        self._queue.charge(seq.client, max(0, num_tokens - seq.num_billed))
-        seq.num_billed = max(num_tokens, seq.num_billed)
+        if num_tokens > seq.num_billed:
+            self._queue.charge(seq.client, num_tokens - seq.num_billed)
+            seq.num_billed = num_tokens
 
     def plan(self, *, num_scratch: int, num_drafts: int) -> StepPlan:
         """Choose the next pass and reserve its memory.
@@ -135,11 +136,6 @@ class Scheduler:
         self._admit(plan, left)
         plan.plain = []
         return plan
-
-    @property
-    def num_unread(self) -> int:
-        """Tokens of prompts that were begun."""
-        return sum(seq.num_unread for seq in self.running if seq.is_reading)
 
     @property
     def num_startable(self) -> int:

@@ -19,7 +19,7 @@ from fledge.engine.sequence import Sequence
 from fledge.ops.accept import Walk
 from fledge.ops.root_pass import Ends
 from fledge.ops.sampling import SampledRows, SamplingBatch
-from fledge.ops.settle import Standing, settle
+from fledge.ops.settle import FIRST_TOKEN, Standing, settle
 from fledge.ops.staging import send
 from fledge.ops.tree import TreeBatch
 
@@ -77,9 +77,8 @@ class SteadyBatch:
         self._empty = [spare_row, _EMPTY_LEN, 1, 0, 0, 1, 0, 0, *numbers] + [0] * num_levels
         self._empty_X = send(self._empty, device)
         self.state_XB = self._empty_X[:, None].repeat(1, size)
-        self.facts_XB = torch.zeros(3 + num_levels, size, dtype=torch.long, device=device)
-        """Tokens said, depth of the deepest draft offered, whether logits were no numbers; then
-        the tokens, level by level."""
+        self.facts_XB = torch.zeros(FIRST_TOKEN + num_levels, size, dtype=torch.long, device=device)
+        """What the host reads of a cycle, as `Standing` says."""
 
     def fill(self, places: Many[Place]) -> None:
         """Take these requests in, one a place; the places behind them stay empty."""
@@ -114,9 +113,10 @@ class SteadyBatch:
         line[_NUM_LINES : _NUM_LINES + len(fresh)] = fresh
         return line
 
-    def clear(self, place: int) -> None:
-        """The request there has ended; nothing waits for the device."""
-        self.state_XB[:, place].copy_(self._empty_X)
+    def clear(self, places: Many[int]) -> None:
+        """The requests there have ended; nothing waits for the device."""
+        nobody_XC = self._empty_X[:, None].expand(-1, len(places))
+        self.state_XB.index_copy_(1, send(places, self.device), nobody_XC)
 
     @property
     def rows_B(self) -> Tensor:

@@ -8,6 +8,7 @@ from fledge.engine.commits import Said
 from fledge.engine.device_clock import DeviceClock
 from fledge.engine.draft_plan import DraftPlan, Load
 from fledge.engine.sequence import Sequence
+from fledge.ops.settle import FIRST_TOKEN
 
 
 @dataclass(slots=True, eq=False)
@@ -89,22 +90,22 @@ class Collected:
 def collect(one: Started) -> Collected:
     """Wait for it and read it."""
     draft_s, target_s = one.clock.wait()
-    lengths, offered, failed, copied, *levels = one.facts_XB.tolist()
-    has_nodes = not one.plan.is_plain
-    said = {
-        member: Said(
+    has_nodes, was_decoding = not one.plan.is_plain, not one.is_reading
+    said = {}
+    for member, facts in zip(one.members, one.facts_XB.t().tolist(), strict=False):
+        if member is None or member.has_left or member.is_gone:
+            continue
+        length, offered, failed, copied = facts[:FIRST_TOKEN]
+        said[member] = Said(
             sequence=member.sequence,
-            tokens=[level[place] for level in levels[: lengths[place]]],
-            num_offered=offered[place],
-            has_failed=bool(failed[place]),
+            tokens=facts[FIRST_TOKEN : FIRST_TOKEN + length],
+            num_offered=offered,
+            has_failed=bool(failed),
             had_drafts=member.is_drafted and has_nodes,
             had_nodes=has_nodes,
-            is_copied=bool(copied[place]),
+            is_copied=bool(copied),
             # What prompts brought was counted when their pass was started.
-            num_read=0 if one.is_reading else 1,
-            was_decoding=not one.is_reading,
+            num_read=int(was_decoding),
+            was_decoding=was_decoding,
         )
-        for place, member in enumerate(one.members)
-        if member is not None and not (member.has_left or member.is_gone)
-    }
     return Collected(one, said, draft_s=draft_s, target_s=target_s)

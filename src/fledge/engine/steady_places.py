@@ -121,20 +121,23 @@ class SteadyPlaces:
             )
         return self._batches[size]
 
-    def leave(self, member: Member) -> None:
-        """The request has ended, or must go another way; what is in flight of it is not taken."""
-        member.has_left = True
-        if member.place is not None:
+    def leave(self, members: Many[Member]) -> None:
+        """Requests have ended, or must go another way; what is in flight of them is not taken."""
+        left = []
+        for member in members:
+            member.has_left = True
+            if member.place is not None:
+                left.append(member.place)
+                self._by_place[member.place] = None
+                member.place = None
+                del self._members[member.sequence]
+        if left:
             assert self.batch is not None
-            self.batch.clear(member.place)
-            self._by_place[member.place] = None
-            member.place = None
-            del self._members[member.sequence]
+            self.batch.clear(left)
 
     def drop_gone(self) -> None:
         """Requests that were taken away since the last cycle leave their places."""
-        for member in [member for member in self.members if member.is_gone]:
-            self.leave(member)
+        self.leave([member for member in self.members if member.is_gone])
 
     def forget(self) -> None:
         """Nobody is here any more."""

@@ -13,6 +13,9 @@ from fledge.ops.accept import Walk
 from fledge.ops.kernel_choice import needs_check, on_device, run_kernel, uses_kernels
 from fledge.ops.tree import TreeBatch, is_real
 
+FIRST_TOKEN = 4
+"""Line of the facts where what was said begins."""
+
 
 class Standing(NamedTuple):
     """Memory that says where requests stand, a column each; it is written in place."""
@@ -27,8 +30,8 @@ class Standing(NamedTuple):
     """What was said last, level by level."""
 
     facts_XB: Tensor
-    """Tokens said, depth of the deepest draft offered, whether logits were no numbers; then the
-    tokens, level by level."""
+    """Tokens said, depth of the deepest draft offered, whether logits were no numbers, whether the
+    drafts were copied; then the tokens, level by level."""
 
 
 def settle(walk: Walk, trees: TreeBatch, standing: Standing, spare_row: int) -> None:
@@ -65,7 +68,9 @@ def settle_plain(walk: Walk, trees: TreeBatch, standing: Standing, spare_row: in
     standing.facts_XB[0].copy_(lengths_B)
     standing.facts_XB[1].copy_(deepest_offered(trees, walk))
     standing.facts_XB[2].copy_(walk.failed_B)
-    standing.facts_XB[3 : 3 + num_levels].copy_(walk.tokens_BL.t())
+    is_copied_B = trees.is_copied_B
+    standing.facts_XB[3].copy_(walk.failed_B & False if is_copied_B is None else is_copied_B)
+    standing.facts_XB[FIRST_TOKEN : FIRST_TOKEN + num_levels].copy_(walk.tokens_BL.t())
     is_empty_B = standing.rows_B == spare_row
     standing.lens_B.add_(lengths_B.masked_fill(is_empty_B, 0))
     standing.said_B.add_(lengths_B)

@@ -24,6 +24,7 @@ def _settle_kernel(
     nodes_ptr,
     lengths_ptr,
     is_failed_ptr,
+    is_copied_ptr,
     parents_ptr,
     sizes_ptr,
     place_rows_ptr,
@@ -38,6 +39,8 @@ def _settle_kernel(
     num_levels,
     NODES: tl.constexpr,
     LEVELS: tl.constexpr,
+    FIRST: tl.constexpr,
+    HAS_COPIES: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
     if IS_CHAINED:
@@ -45,6 +48,9 @@ def _settle_kernel(
     place, levels_L, nodes_N = tl.program_id(0), tl.arange(0, LEVELS), tl.arange(0, NODES)
     length = tl.load(lengths_ptr + place)
     is_failed = tl.load(is_failed_ptr + place).to(tl.int64)
+    is_copied = is_failed * 0
+    if HAS_COPIES:
+        is_copied = tl.load(is_copied_ptr + place).to(tl.int64)
     num_real = tl.load(sizes_ptr + place)
     is_there = tl.load(place_rows_ptr + place) != spare_row
     before, said = tl.load(lens_ptr + place), tl.load(said_ptr + place)
@@ -57,7 +63,8 @@ def _settle_kernel(
     tl.store(facts_ptr + place, length)
     tl.store(facts_ptr + num_places + place, length - 1 + has_more)
     tl.store(facts_ptr + 2 * num_places + place, is_failed)
-    tl.store(facts_ptr + (3 + levels_L) * num_places + place, tokens_L, mask=is_level_L)
+    tl.store(facts_ptr + 3 * num_places + place, is_copied)
+    tl.store(facts_ptr + (FIRST + levels_L) * num_places + place, tokens_L, mask=is_level_L)
     tl.store(newest_ptr + levels_L * num_places + place, tokens_L, mask=is_level_L)
     tl.store(lens_ptr + place, before + tl.where(is_there, length, 0))
     tl.store(said_ptr + place, said + length)
@@ -66,13 +73,19 @@ def _settle_kernel(
 
 def settle_places(walk: "Walk", trees: "TreeBatch", standing: "Standing", spare_row: int) -> None:
     """The twin is `settle_plain`."""
+    from fledge.ops.settle import FIRST_TOKEN
+
     num_places, num_levels = walk.tokens_BL.shape
     num_nodes = trees.max_size
+    has_copies = trees.is_copied_B is not None
+    # What a kernel does not look at still needs a pointer.
+    is_copied_B = walk.failed_B if trees.is_copied_B is None else trees.is_copied_B
     _settle_kernel[(num_places,)](
         walk.tokens_BL.contiguous(),
         walk.nodes_BL.contiguous(),
         walk.lengths_B,
         walk.failed_B.view(torch.uint8),
+        is_copied_B.view(torch.uint8),
         trees.parents_BN.contiguous(),
         trees.sizes_B,
         standing.rows_B,
@@ -87,6 +100,8 @@ def settle_places(walk: "Walk", trees: "TreeBatch", standing: "Standing", spare_
         num_levels,
         NODES=max(16, power_of_two(num_nodes)),
         LEVELS=max(16, power_of_two(num_levels)),
+        FIRST=FIRST_TOKEN,
+        HAS_COPIES=has_copies,
         **chained(standing.lens_B.device),
         num_warps=1,
     )

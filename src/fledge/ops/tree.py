@@ -42,6 +42,9 @@ class TreeBatch:
     max_depth: int | None = None
     """No tree is deeper; None where that was not said."""
 
+    is_copied_B: Tensor | None = None
+    """Whether each tree is a chain copied from the text before; None where none is."""
+
     @property
     def num_requests(self) -> int:
         return self.tokens_BN.shape[0]
@@ -221,7 +224,13 @@ def with_roots(trees: TreeBatch, root_tokens_B: Tensor) -> TreeBatch:
         logprobs_BN=padded(trees.logprobs_BN),
         num_drafts=trees.num_drafts,
         max_depth=trees.max_depth,
+        is_copied_B=_padded(trees.is_copied_B, more),
     )
+
+
+def _padded(is_copied_B: Tensor | None, more: int) -> Tensor | None:
+    """Further requests have nothing that could be copied."""
+    return None if is_copied_B is None else torch.nn.functional.pad(is_copied_B, (0, more))
 
 
 def _best_of_all(scores_BN: Tensor, num_nodes: int) -> Tensor:
