@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from fledge.engine.graphs import Graphs
+from fledge.ops.copies import copy_chains, find_copies
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.paged_segments_triton import counts_for
 from fledge.ops.root_pass import make_root_pass, parts_of
 from fledge.ops.settle import settle
 from fledge.ops.tree_pass import make_steady_tree_pass
+from tests.copy_cases import some_chains, some_maps, some_text
 from tests.steady_cases import (
     LAST_POSITION,
     SPARE_ROW,
@@ -58,6 +60,29 @@ def test_rows_of_newest_tokens(size: int, num_lines: int) -> None:
 
     for ours, expected in on_gpu_and_cpu(work):
         assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize(("count", "window"), [(7, None), (1, None), (4, 40)])
+@pytest.mark.parametrize("probability", [0.3, 0.7, 0.95])
+def test_copied_chains(count: int, window: int | None, probability: float) -> None:
+    def work(device: torch.device) -> tuple[Tensor, ...]:
+        text, _ = some_text(device, window)
+        firsts = find_copies(text, count).tokens_BC[:, 0].tolist()
+        firsts[5] = 499
+        chains = some_chains(firsts, probability, count, device)
+        sampled_B = torch.arange(len(firsts), device=device) % 2 == 1
+        maps = some_maps(device)
+        found = copy_chains(chains, text, sampled_B, maps)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+            found = copy_chains(chains, text, sampled_B, maps)
+            torch.cuda.set_sync_debug_mode("default")
+        made = found.candidates
+        rounded = [(one * 1e4).round() / 1e4 for one in (made.scores_BC, made.logprobs_BC)]
+        return found.is_copied_B, made.tokens_BC, *rounded
+
+    for ours, expected in on_gpu_and_cpu(work):
+        torch.testing.assert_close(ours, expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("sizes", [[0], [4], [9, 0, 7, 1, 30, 12]])

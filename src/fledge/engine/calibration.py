@@ -1,7 +1,8 @@
 """From what the drafter believes to how often the target agrees.
 
 A head is over- or under-confident, differently at each depth, and a greedy target agrees more often
-with a likely draft than a sampled one does. For each sampling mode and depth there is one map from
+with a likely draft than a sampled one does; drafts that were copied from the text before are a
+matter of their own. For each mode (sampling or not, copied or not) and depth there is one map from
 the drafter's log-probability of a node given its parent to the log-probability that the node is
 accepted once its parent is. Maps are piecewise linear, rise with their input and stay at or below
 0, so a child never scores above its parent.
@@ -11,7 +12,7 @@ parameters, drawn towards that of all depths, follows few observations; knots dr
 curve follow many. Counting stays on the device; only `refresh` reads, and on CUDA it reads what
 the refresh before it asked for.
 
-Legend: B requests, N nodes, L levels of a walk, M sampling modes, D depths, K knots, S pieces of a
+Legend: B requests, N nodes, L levels of a walk, M modes, D depths, K knots, S pieces of a
 map: below all knots, between two, above all.
 """
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from fledge.engine.monotone import rising
 from fledge.engine.readout import Readout
 from fledge.ops.accept import Walk
+from fledge.ops.copies import NUM_HEAD_MODES, DepthMaps
 from fledge.ops.draft_level import Maps
 from fledge.ops.tree import TreeBatch, is_real
 
@@ -32,7 +34,7 @@ _KNOTS_K = np.array(
     [-9.0, -7.0, -5.5, -4.4, -3.5, -2.8, -2.2, -1.7, -1.3, -1.0]
     + [-0.75, -0.55, -0.4, -0.28, -0.19, -0.12, -0.07, -0.03, -0.01, 0.0]
 )
-_NUM_MODES = 2
+_NUM_MODES = 2 * NUM_HEAD_MODES
 _HALF_LIFE_CYCLES = 256
 _HALF_LIFE_TRIES = 8192
 _CYCLES_PER_REFRESH = 32
@@ -50,7 +52,7 @@ _LOWEST_PROB = 1e-6
 
 
 class Calibration:
-    """One map per sampling mode and depth, and the counts they are made from."""
+    """One map per mode and depth, and the counts they are made from."""
 
     def __init__(self, max_depth: int, device: torch.device) -> None:
         self._max_depth = max_depth
@@ -69,11 +71,16 @@ class Calibration:
     @property
     def is_settled(self) -> bool:
         """Whether the maps have seen drafts, and are more than the head's own word."""
-        return bool(self._tried_MDK.sum() >= _SETTLED_TRIES)
+        return bool(self._tried_MDK[:NUM_HEAD_MODES].sum() >= _SETTLED_TRIES)
 
     def maps(self, depth: int) -> Maps:
         """The maps of nodes at a depth, as they are when they are read."""
         return Maps(self._knots_K, self._lines_MD2S[:, min(depth, self._max_depth) - 1])
+
+    @property
+    def depth_maps(self) -> DepthMaps:
+        """Those of all depths."""
+        return DepthMaps(self._knots_K, self._lines_MD2S)
 
     def apply(self, logprobs: Tensor, depth: int, sampled_B: Tensor) -> Tensor:
         """Calibrated log-probabilities of nodes at a depth given their parents; [B, ...] each."""
@@ -106,7 +113,10 @@ class Calibration:
         index_BN = torch.arange(tree.max_size, device=tried_BN.device)
         is_visited_BNL = (walk.nodes_BL[:, None, :] == index_BN[:, None]) & visited_BL[:, None, :]
         accepted_BN = tried_BN & is_visited_BNL.any(dim=2)
-        self._count(tree.logprobs_BN, depth_BN, sampled_B, torch.stack([tried_BN, accepted_BN]))
+        mode_B = sampled_B.long()
+        if tree.is_copied_B is not None:
+            mode_B = mode_B + NUM_HEAD_MODES * tree.is_copied_B
+        self._count(tree.logprobs_BN, depth_BN, mode_B, torch.stack([tried_BN, accepted_BN]))
 
     def refresh_if_due(self) -> None:
         """Refresh, after few cycles at first and after more later."""
@@ -133,15 +143,15 @@ class Calibration:
         self._rebuild()
 
     def table(self) -> Array:
-        """Calibrated log-probability at each knot, [M, D, K]: greedy first, then sampled."""
+        """Calibrated log-probability at each knot, [M, D, K]: greedy, sampled, and copies so."""
         return self._table_MDK.copy()
 
     def _count(
-        self, logprobs_BN: Tensor, depth_BN: Tensor, sampled_B: Tensor, counted_2BN: Tensor
+        self, logprobs_BN: Tensor, depth_BN: Tensor, mode_B: Tensor, counted_2BN: Tensor
     ) -> None:
         """Each node counts at the two knots around it, by how near they are."""
         upper_BN, share_BN = self._locate(logprobs_BN)
-        cell_BN = (sampled_B.long()[:, None] * self._max_depth + depth_BN) * len(_KNOTS_K)
+        cell_BN = (mode_B[:, None] * self._max_depth + depth_BN) * len(_KNOTS_K)
         for index_BN, weight_BN in ((upper_BN, share_BN), (upper_BN - 1, 1.0 - share_BN)):
             flat_X = (cell_BN + index_BN).flatten()
             self._counts_2X.index_add_(1, flat_X, (counted_2BN * weight_BN).flatten(1))

@@ -4,6 +4,7 @@ Legend: B requests, L tokens a request may say in one cycle, W tree width, T row
 levels that are expanded.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from functools import cache
 from typing import NamedTuple
@@ -26,6 +27,21 @@ class Reading(NamedTuple):
 
     packed: TreePass
     before_T: Tensor
+
+
+def share_rows(
+    behind: Many[Sequence], stops: Mapping[Sequence, int], num_rows: int
+) -> tuple[list[Sequence], list[int]]:
+    """Who reads in the next pass of so many rows, and up to where; the first are served first."""
+    batch: list[Sequence] = []
+    new_lens: list[int] = []
+    for seq in behind:
+        count = min(stops[seq] - seq.head_len, num_rows)
+        if count > 0:
+            batch.append(seq)
+            new_lens.append(seq.head_len + count)
+            num_rows -= count
+    return batch, new_lens
 
 
 def unread_pass(

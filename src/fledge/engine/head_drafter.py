@@ -18,12 +18,13 @@ from torch import Tensor
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
 from fledge.engine.calibration import Calibration
+from fledge.engine.copied_drafts import CopiedDrafts, Copier
 from fledge.engine.draft_gains import expected_gains
-from fledge.engine.draft_passes import Scratch, own_numbers, steady_reading, unread_pass
+from fledge.engine.draft_passes import Scratch, share_rows, steady_reading, unread_pass
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import SteadyBatch
-from fledge.engine.tree_levels import TreeLevels
+from fledge.engine.tree_levels import TreeLevels, come_last, have_no_drafts
 from fledge.models.attention import attend_packed
 from fledge.models.fast_head import FastHead, HeadStep, has_fast_steps
 from fledge.models.head import Eagle3Head, HeadOutput
@@ -31,6 +32,7 @@ from fledge.models.head_entries import head_entries
 from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.attention import AttentionSpec
+from fledge.ops.copies import Text
 from fledge.ops.draft_level import Proposal
 from fledge.ops.paged import BlockTables, Pass, TreePass
 from fledge.ops.staging import send
@@ -38,7 +40,8 @@ from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import Candidates, TreeBatch, select_trees
 
 _ENTRIES, FEATURES = 0, 1
-"""Rows of the head's memory: its keys and values, and the fused features it reads."""
+"""Rows of the head's memory: its keys and values, and the fused features it reads, which may have
+their tokens beside them."""
 
 
 class Draft(NamedTuple):
@@ -73,6 +76,9 @@ class HeadDrafter:
         )
         self.weight_bytes = sum(p.numel() * p.element_size() for p in head.parameters())
         self.calibration = Calibration(settings.tree.depth, self._embedding.device)
+        self._copies = CopiedDrafts(self.calibration, settings, self._embedding.device)
+        if self._copies.keeps_tokens:
+            self.bytes_per_slot += torch.long.itemsize
         self.fast: FastHead | None = None
         if has_fast_steps(head):
             self.fast = FastHead(
@@ -89,8 +95,10 @@ class HeadDrafter:
 
     @torch.no_grad()
     def remember(self, features_TF: Tensor, packed: TreePass) -> None:
-        slots_T = packed.view(self.window).write_slots_T
-        self._cache.head_memory.write(FEATURES, slots_T, self.head.fuse(features_TF))
+        rows = [self.head.fuse(features_TF)]
+        if self._copies.keeps_tokens:
+            rows.append(packed.token_ids_T[:, None])
+        self._cache.head_memory.write(FEATURES, packed.view(self.window).write_slots_T, *rows)
 
     @torch.no_grad()
     def catch_up(self, sequences: Many[Sequence]) -> None:
@@ -108,7 +116,9 @@ class HeadDrafter:
             [seq.newest_token_id for seq in sequences],
         ]
         lens_B, sampled_B, roots_B = send(lines, self._embedding.device)
-        draft = self._grow(output, lens_B, sampled_B.bool(), roots_B, tables, plan)
+        width = min(plan.width, self._width)
+        copier = self._copies.of_host(sequences, sampled_B.bool(), depth=plan.depth, width=width)
+        draft = self._grow(output, lens_B, sampled_B.bool(), roots_B, tables, plan, copier)
         if plan.is_measured:
             self.gains = self.gains_of(draft, plan).cpu()
         return draft.trees
@@ -123,15 +133,14 @@ class HeadDrafter:
         packed, before_T = steady_reading(batch, tables, self.window)
         last_B = packed.starts_B + batch.fresh_B - 1
         newest = self._read(packed, before_T, last_B)
-        return self._grow(
-            newest,
-            batch.lens_B,
-            ~batch.is_greedy_B,
-            batch.newest_B,
-            tables,
-            plan,
-            batch.is_drafted_B,
-        )
+        lens_B, roots_B, sampled_B = batch.lens_B, batch.newest_B, ~batch.is_greedy_B
+        copier, width = None, min(plan.width, self._width)
+        if self._copies.keeps_tokens:
+            _, tokens_S1 = self._cache.head_memory.layer(FEATURES)
+            text = Text(tokens_S1, tables, self.window, lens_B, roots_B)
+            copier = self._copies.of_device(text, sampled_B, width=width)
+        is_drafted_B = batch.is_drafted_B
+        return self._grow(newest, lens_B, sampled_B, roots_B, tables, plan, copier, is_drafted_B)
 
     @torch.no_grad()
     def read_steadily(self, batch: SteadyBatch, tables: BlockTables) -> None:
@@ -152,6 +161,7 @@ class HeadDrafter:
         roots_B: Tensor,
         tables: BlockTables,
         plan: DraftPlan,
+        copier: Copier | None,
         is_drafted_B: Tensor | None = None,
     ) -> Draft:
         """Trees below the newest tokens, level by level; some requests may be given none."""
@@ -170,11 +180,11 @@ class HeadDrafter:
                 rotation_TD=None if rotations is None else rotations[level - 1],
             )
             levels.add(self._children(output.normed_TD, width, level + 1, sampled_B))
-        candidates = levels.candidates()
+        candidates, is_copied_B = levels.candidates(), None
+        if copier is not None:
+            candidates, is_copied_B = copier(candidates)
         if is_drafted_B is not None:
-            # They come last in the choice of nodes: only padding is left to them.
-            scores_BC = candidates.scores_BC.masked_fill(~is_drafted_B[:, None], float("-inf"))
-            candidates = replace(candidates, scores_BC=scores_BC)
+            candidates = come_last(candidates, is_drafted_B)
         trees = select_trees(
             roots_B,
             candidates,
@@ -183,11 +193,9 @@ class HeadDrafter:
             is_chain=width == 1,
         )
         if is_drafted_B is not None:
-            # Nodes below themselves are below nobody: what is left to these requests is no draft.
-            own_N = own_numbers(trees.max_size, lens_B.device)
-            parents_BN = torch.where(is_drafted_B[:, None], trees.parents_BN, own_N)
-            trees = replace(trees, parents_BN=parents_BN)
-        return Draft(replace(trees, max_depth=plan.depth), candidates)
+            trees = have_no_drafts(trees, is_drafted_B)
+        trees = replace(trees, max_depth=plan.depth, is_copied_B=is_copied_B)
+        return Draft(trees, candidates)
 
     def observe(self, trees: TreeBatch, walk: Walk, sampled_B: Tensor) -> None:
         self.calibration.observe(trees, walk, sampled_B)
@@ -202,15 +210,7 @@ class HeadDrafter:
         stops = {seq: min(seq.kv_len, seq.len - 1) for seq in sequences}
         behind = [seq for seq in sequences if seq.head_len < stops[seq]]
         while behind:
-            batch: list[Sequence] = []
-            new_lens: list[int] = []
-            room = self._max_rows
-            for seq in behind:
-                count = min(stops[seq] - seq.head_len, room)
-                if count > 0:
-                    batch.append(seq)
-                    new_lens.append(seq.head_len + count)
-                    room -= count
+            batch, new_lens = share_rows(behind, stops, self._max_rows)
             self.store_entries(self._pack(batch, new_lens, self._cache.tables(batch)))
             behind = [seq for seq in behind if seq.head_len < stops[seq]]
 
@@ -243,7 +243,7 @@ class HeadDrafter:
         numbers_2T = torch.stack([packed.numbers_T, before_T])
         slots_T, before_T = packed.tables.slots(self.window, packed.request_T, numbers_2T)
         memory = self._cache.head_memory
-        (features_SD,) = memory.layer(FEATURES)
+        features_SD = memory.layer(FEATURES)[0]
         embeds_TD = self.head.embed(packed.token_ids_T, self._embedding)
         hidden_TD = features_SD.index_select(0, before_T)
         entries = head_entries(self.head, embeds_TD, hidden_TD, packed.positions_T)
@@ -251,7 +251,7 @@ class HeadDrafter:
 
     def _read(self, packed: TreePass, before_T: Tensor, last_B: Tensor) -> HeadOutput:
         """Run the head on committed tokens and the features before them; output of some rows."""
-        (features_SD,) = self._cache.head_memory.layer(FEATURES)
+        features_SD = self._cache.head_memory.layer(FEATURES)[0]
         return self._run(packed, features_SD, before_T, output_rows_R=last_B)
 
     def first_key(self, seq: Sequence) -> int:

@@ -96,7 +96,10 @@ class Verifier:
             drafted = slice(len(plan.drafting))
             compact_accepted(self._cache, packed, walk.nodes_BL[drafted], walk.lengths_B[drafted])
             self._observe(trees, walk, len(plan.drafting))
-        return self._commit(plan, walkers, walk, deepest_offered(all_trees, walk))
+        is_copied_B = all_trees.is_copied_B
+        copied_B = walk.failed_B & False if is_copied_B is None else is_copied_B
+        facts = [walk.lengths_B, deepest_offered(all_trees, walk), walk.failed_B, copied_B]
+        return self._commit(plan, walkers, walk, torch.stack([one.long() for one in facts]))
 
     @property
     def _device(self) -> torch.device:
@@ -194,11 +197,10 @@ class Verifier:
         self._drafter.observe(trees, drafted, self._sampling.sampled_B[:num_drafting])
 
     def _commit(
-        self, plan: StepPlan, walkers: list[Sequence], walk: Walk, offered_B: Tensor
+        self, plan: StepPlan, walkers: list[Sequence], walk: Walk, facts_4B: Tensor
     ) -> Yield:
         """The one place where the host waits for the device: it learns what was said."""
-        facts_3B = torch.stack([walk.lengths_B, offered_B, walk.failed_B.long()])
-        lengths, offered, failed = facts_3B.tolist()
+        lengths, offered, failed, copied = facts_4B.tolist()
         rows = walk.tokens_BL.tolist()
         tokens = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         params = [seq.request.params for seq in walkers]
@@ -213,6 +215,7 @@ class Verifier:
                 num_offered=offered[i],
                 has_failed=bool(failed[i]),
                 had_drafts=i < len(plan.drafting),
+                is_copied=bool(copied[i]),
                 num_read=chunks[i],
                 was_decoding=i < plan.num_decoding,
                 logprobs=logprobs[i],

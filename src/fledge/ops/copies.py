@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fledge.ops.kernel_choice import on_device, run_kernel, uses_kernels
+from fledge.ops.paged import BlockTables
 from fledge.ops.tree import Candidates
 
 LEAST_MATCH, MOST_MATCH = 6, 16
@@ -50,10 +51,20 @@ class Text(NamedTuple):
     tokens_S: Tensor
     """Token at each slot; of a request all but the newest."""
 
-    table_BP: Tensor
-    block_size: int
+    tables: BlockTables
+    window: int | None
+    """Whose slots these are."""
+
     lens_B: Tensor
     newest_B: Tensor
+
+    @property
+    def table_BP(self) -> Tensor:
+        return self.tables.by_window[self.window]
+
+    @property
+    def block_size(self) -> int:
+        return self.tables.block_size
 
 
 class Copies(NamedTuple):

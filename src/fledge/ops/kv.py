@@ -51,7 +51,11 @@ class KVPool:
 
     def write(self, layer: int, slots_T: Tensor, *rows: Tensor) -> None:
         """Store what new tokens bring to a layer: keys and values, or anything else by row."""
-        pools = self.hold(layer, rows[0], *(one.shape[1:] for one in rows))
+        if layer not in self._layers:
+            # Not filled: a slot is read only after it was written, and untouched pages cost nothing
+            pools = tuple(one.new_empty(self.num_slots, *one.shape[1:]) for one in rows)
+            self._layers[layer], self._mover = pools, None
+        pools = self._layers[layer]
 
         def write_plain() -> None:
             for pool, fresh in zip(pools, rows, strict=True):

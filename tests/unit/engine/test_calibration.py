@@ -5,6 +5,8 @@ that lifts a child above its parent, that mixes up depths or sampling modes, tha
 nodes nobody looked at, and one that does not follow a drafter that changes.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,10 +128,27 @@ def test_what_is_counted() -> None:
     calibration = Calibration(3, CPU)
     walk = walk_of([[0, 1, 1], [0, 2, 4]], [2, 3], [False, True])
     calibration.observe(tree, walk, torch.tensor([False, True]))
-    counts = calibration._counts_2X.view(2, 2, 3, -1).sum(dim=3)
-    tried_MD, accepted_MD = counts.tolist()
-    assert tried_MD == [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    assert accepted_MD == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    nothing = [0.0, 0.0, 0.0]
+    tried_MD, accepted_MD = calibration._counts_2X.view(2, 4, 3, -1).sum(dim=3).tolist()
+    assert tried_MD == [[2.0, 1.0, 0.0], nothing, nothing, nothing]
+    assert accepted_MD == [[1.0, 0.0, 0.0], nothing, nothing, nothing]
+
+
+def test_copies_are_counted_apart() -> None:
+    """What is copied says nothing of a head, and the other way round."""
+    calibration = Calibration(2, CPU)
+    before = mapped(calibration, 0.83, 1)
+    count = 40
+    copied = replace(chain_batch(count, 0.83), is_copied_B=torch.ones(count, dtype=torch.bool))
+    walk = walk_of([[0, 1, 2]] * count, [3] * count)
+    calibration.observe(copied, walk, torch.zeros(count, dtype=torch.bool))
+    calibration.refresh()
+    assert not calibration.is_settled
+    assert mapped(calibration, 0.83, 1) == before
+    knots_K, lines_MD2S = calibration.depth_maps
+    assert (lines_MD2S[0] == lines_MD2S[1]).all()
+    assert not (lines_MD2S[0] == lines_MD2S[2]).all()
+    assert len(knots_K) + 1 == lines_MD2S.shape[3]
 
 
 def test_nothing_seen_changes_nothing() -> None:
