@@ -124,7 +124,8 @@ def running_server(
             start_engines_warm(patch, warm)
         service = Service(choice, service_settings)
         service.open_batches()
-        server = make_server(service)
+        announced: list[str] = []
+        server = make_server(service, lambda: announced.append(service.supervisor.state))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -136,6 +137,7 @@ def running_server(
             server.should_exit = True
             thread.join(PATIENCE_S)
     assert not thread.is_alive()
+    assert announced == ["ready"], "it is said once, when the engine can be asked"
     assert service.supervisor.state == "stopped"
     assert not is_running(service)
 

@@ -2,6 +2,8 @@
 
 import io
 import logging
+import re
+import time
 
 import pytest
 
@@ -48,6 +50,21 @@ def test_a_failed_task_is_not_called_done(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "working (5 steps)\n"
 
 
+def test_work_of_which_nothing_is_done_yet_is_heard_of(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    heard = ""
+    with LineProgress(line_every_s=0.01).task("asking", 10, unit="rows") as task:
+        while "asking, 7 tokens: 0 of 10 rows, " not in heard:
+            task.update_label("asking, 7 tokens")
+            heard += capfd.readouterr().err
+    assert re.search(r"^asking, 7 tokens: 0 of 10 rows, \d+ s so far$", heard, re.MULTILINE)
+    with LineProgress(line_every_s=0.01).task("loading", unit=""):
+        while " so far" not in (heard := capfd.readouterr().err):
+            time.sleep(0.01)
+    assert "loading: 0 s so far\n" in heard
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -74,8 +91,6 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _plain(text: str) -> str:
-    import re
-
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 

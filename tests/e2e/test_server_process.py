@@ -31,9 +31,9 @@ def serving(program: list[str], target: Path, log: Path, *options: str) -> Itera
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stderr=stderr, env=environment)
     try:
-        wait_until(lambda: "http://" in log.read_text(), "it listens")
-        url = log.read_text().split("served at ")[1].split("/v1")[0]
-        wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, "it is ready")
+        wait_until(lambda: "/v1" in log.read_text(), "it is served")
+        url = log.read_text().split("is served at ")[1].split("/v1")[0]
+        assert httpx.get(f"{url}/ready").status_code == 200
         yield process, url
     finally:
         process.kill()
@@ -113,9 +113,9 @@ def look_at(url: str, batch_id: str) -> Any:
 
 
 def check_log(text: str) -> None:
-    first, *lines = text.splitlines()
-    assert first.endswith("/v1")
-    entries = [json.loads(line) for line in lines]
+    (address,) = (line for line in text.splitlines() if not line.startswith("{"))
+    assert address.endswith("/v1")
+    entries = [json.loads(line) for line in text.splitlines() if line != address]
     messages = [entry["message"] for entry in entries]
     assert any(message.startswith("the engine is ready") for message in messages)
     assert any(message.startswith("SIGTERM: taking no new requests, 1") for message in messages)

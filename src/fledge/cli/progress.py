@@ -1,6 +1,7 @@
 """Progress of long work on stderr: bars on a terminal, a line now and then elsewhere."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,20 +31,28 @@ class LineProgress:
     @contextmanager
     def task(self, label: str, total: int | None = None, unit: str = "bytes") -> Iterator[Task]:
         task = _LineTask(label, total, unit, self._line_every_s)
-        yield task
-        task.finish()
+        try:
+            yield task
+            task.finish()
+        finally:
+            task.end()
 
     def note(self, text: str) -> None:
         say(text)
 
 
 class _LineTask:
+    """Says a line now and then, also while nothing comes to an end."""
+
     def __init__(self, label: str, total: int | None, unit: str, line_every_s: float) -> None:
         self._label, self._total, self._unit = label, total, unit
         self._line_every_s = line_every_s
         self._done = 0
         self._started = self._last_line = time.monotonic()
         say(f"{label} ({_amount(total, unit)})" if total else label)
+        self._ended = threading.Event()
+        if line_every_s:
+            threading.Thread(target=self._beat, name="fledge-progress", daemon=True).start()
 
     def advance(self, amount: int) -> None:
         self._done += amount
@@ -51,6 +60,14 @@ class _LineTask:
         if now - self._last_line >= self._line_every_s:
             self._last_line = now
             say(f"{self._label}: {self._state(now - self._started)}")
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._line_every_s):
+            self.advance(0)
+
+    def end(self) -> None:
+        """No more lines."""
+        self._ended.set()
 
     def update_total(self, total: int) -> None:
         self._total = total
@@ -62,6 +79,9 @@ class _LineTask:
         say(f"{self._label}: done in {duration(time.monotonic() - self._started)}")
 
     def _state(self, elapsed_s: float) -> str:
+        if not self._done:
+            size = f"0 of {_amount(self._total, self._unit)}, " if self._total else ""
+            return f"{size}{duration(elapsed_s)} so far"
         rate = self._done / elapsed_s if elapsed_s > 0 else 0.0
         speed = _speed(rate, self._unit)
         if not self._total:

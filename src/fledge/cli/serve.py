@@ -228,7 +228,12 @@ def _serve_here(
         tuned=drafting.tuned_by_kind,
     )
     with json_logs():
-        run_server(choice, settings, lambda url: say(f"{target} is served at {url}/v1"))
+        run_server(
+            choice,
+            settings,
+            on_listening=lambda url: progress.note(f"loading {target} for {url}/v1"),
+            on_ready=lambda url: say(f"{target} is served at {url}/v1"),
+        )
 
 
 def _filled(given: dict[str, Any]) -> dict[str, Any]:

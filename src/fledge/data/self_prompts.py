@@ -27,6 +27,7 @@ from fledge.data.prompt_text import fold, split_words
 from fledge.data.self_filter import DiversityMeter, SelfPromptReport, find_flaw
 from fledge.data.self_journal import Draft, SelfJournal
 from fledge.data.self_topics import LANGUAGES, SYSTEM_PROMPTS, TOPICS, Language
+from fledge.data.token_meter import TokenMeter, answer_watched
 from fledge.data.user_turns import UserTurns
 from fledge.engine.engine import Engine
 
@@ -92,7 +93,8 @@ class SelfPromptWriter:
         max_tries = _TRIES_PER_ROW * settings.rows + _SPARE_TRIES
         label = f"asking the target for prompts ({source.name})"
         with self._progress.task(label, settings.rows, unit="rows") as task:
-            for attempt, draft in self._drafts(source, settings, seed, max_tries):
+            said = TokenMeter(task, label)
+            for attempt, draft in self._drafts(source, settings, seed, max_tries, said):
                 text = self._accept(attempt, draft, meter, known)
                 if text is not None:
                     task.advance(1)
@@ -110,7 +112,12 @@ class SelfPromptWriter:
         return self._meters[source_name].report()
 
     def _drafts(
-        self, source: SourceSettings, settings: SelfSettings, seed: int, max_tries: int
+        self,
+        source: SourceSettings,
+        settings: SelfSettings,
+        seed: int,
+        max_tries: int,
+        said: TokenMeter,
     ) -> Iterator[tuple[Try, Draft]]:
         """Tries and what came of them, from the journal as far as it goes."""
         fewest, most = _BATCH_TRIES
@@ -124,7 +131,7 @@ class SelfPromptWriter:
             for drafts in journal.read():
                 yield from zip(next(batches), drafts, strict=True)
         for tries in batches:
-            drafts = self._ask(tries, settings)
+            drafts = self._ask(tries, settings, said)
             if journal is not None:
                 journal.write(drafts)
             yield from zip(tries, drafts, strict=True)
@@ -169,7 +176,7 @@ class SelfPromptWriter:
             max_tokens=max_tokens,
         )
 
-    def _ask(self, tries: Sequence[Try], settings: SelfSettings) -> list[Draft]:
+    def _ask(self, tries: Sequence[Try], settings: SelfSettings, said: TokenMeter) -> list[Draft]:
         params = [
             SamplingParams(
                 max_tokens=one.max_tokens,
@@ -182,7 +189,7 @@ class SelfPromptWriter:
             for one in tries
         ]
         prompts = [[*one.lead_ids, *one.opener_ids] for one in tries]
-        completions = self._engine.generate(prompts, params)
+        completions = answer_watched(self._engine, prompts, params, said)
         return [self._draft(*pair) for pair in zip(tries, completions, strict=True)]
 
     def _draft(self, attempt: Try, completion: Completion) -> Draft:

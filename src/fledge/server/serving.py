@@ -40,20 +40,24 @@ class EngineLoadError(FledgeError):
 class DrainingServer(uvicorn.Server):
     """uvicorn, which leaves only when the service has nothing left to say."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self._watcher = asyncio.create_task(self._watch_engine())
+        watches = (self._announce_engine(), self._watch_engine())
+        self._watchers = [asyncio.create_task(watch) for watch in watches]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -82,6 +86,10 @@ class DrainingServer(uvicorn.Server):
             self._service.supervisor.fail_all(error)
         self.should_exit = True
 
+    async def _announce_engine(self) -> None:
+        await self._service.supervisor.was_ready.wait()
+        self._on_ready()
+
     async def _watch_engine(self) -> None:
         """Without an engine, and without hope for one, there is nothing to serve."""
         await self._service.supervisor.ended.wait()
@@ -107,8 +115,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make_server(service: Service) -> DrainingServer:
-    """The web server around a service."""
+def make_server(service: Service, on_ready: Callable[[], None] = lambda: None) -> DrainingServer:
+    """The web server around a service; says when the engine can be asked for the first time."""
     settings = service.settings
     config = uvicorn.Config(
         make_app(service),
@@ -122,13 +130,17 @@ def make_server(service: Service) -> DrainingServer:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
     )
-    return DrainingServer(config, service)
+    return DrainingServer(config, service, on_ready)
 
 
 def serve(
-    choice: EngineChoice, settings: ServeSettings, on_listening: Callable[[str], None]
+    choice: EngineChoice,
+    settings: ServeSettings,
+    *,
+    on_listening: Callable[[str], None],
+    on_ready: Callable[[str], None],
 ) -> None:
-    """Serve until told to leave."""
+    """Serve until told to leave; both are told the address, before the engine loads and after."""
     _allow_many_connections()
     listener = open_socket(settings.host, settings.port)
     service = Service(choice, settings)
@@ -137,8 +149,9 @@ def serve(
     if not (service.keys.are_needed or is_loopback(settings.host)):
         _log.warning("listening on %s without API keys: whoever reaches it may ask", settings.host)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    on_listening(f"http://{host}:{port}")
-    make_server(service).run(sockets=[listener])
+    url = f"http://{host}:{port}"
+    on_listening(url)
+    make_server(service, lambda: on_ready(url)).run(sockets=[listener])
     failure = service.supervisor.failure
     if service.supervisor.state == "failed" and failure is not None:
         raise EngineLoadError(failure)

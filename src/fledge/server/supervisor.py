@@ -66,6 +66,9 @@ class EngineSupervisor:
         """Why the engine cannot be had at all."""
 
         self.num_restarts = 0
+        self.was_ready = asyncio.Event()
+        """The engine could be asked once; it may be restarting since."""
+
         self.ended = asyncio.Event()
         """There is no engine, and there will be none."""
 
@@ -222,6 +225,7 @@ class EngineSupervisor:
         self.facts = facts
         if not self._stopping.is_set():
             self.state = "ready"
+            self.was_ready.set()
             _log.info(
                 "the engine is ready: process %d, %s on %s, room for %d tokens",
                 facts.process_id,

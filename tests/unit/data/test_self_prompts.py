@@ -1,7 +1,7 @@
 """Prompts that a tiny target writes: where sampling starts, what is kept, how a run goes on."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ class CountingEngine(Engine):
 
     num_prompts = 0
 
-    def generate(self, prompts: Sequence[Any], params: Any = None) -> Any:
-        self.num_prompts += len(prompts)
-        return super().generate(prompts, params)
+    def add(self, request: Any, **more: Any) -> Any:
+        self.num_prompts += 1
+        return super().add(request, **more)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from fledge.data.regenerate.chat_api import raw_prompt
 from fledge.data.regenerate.dialogue import Dialogue, Question, Reply
 from fledge.data.regenerate.failures import Refused
 from fledge.data.regenerate.worklist import Worklist
+from fledge.data.token_meter import TokenMeter
 from fledge.engine.engine import Engine
 from fledge.engine.request import Request
 from fledge.engine.sequence import Sequence
@@ -50,6 +51,7 @@ class EngineAnswerer:
         """Answer every open row."""
         num_places = self._engine.settings.max_requests * (1 + _WAITING_PER_RUNNING)
         dialogues = worklist.pending()
+        meter = TokenMeter(worklist.task, f"asking {self.model}")
         under_way: list[tuple[Dialogue, Sequence]] = []
         asked: list[tuple[Dialogue, Sequence]] = []
         try:
@@ -64,10 +66,12 @@ class EngineAnswerer:
                     if seq.error is not None:
                         worklist.fail(dialogue, str(seq.error))
                     elif seq.is_finished:
+                        meter.add_ended(seq)
                         worklist.record(dialogue, _reply(seq))
                         self._start(dialogue, worklist, under_way)
                     else:
                         under_way.append((dialogue, seq))
+                meter.look(seq for _, seq in under_way)
         finally:
             self._engine.abort([seq for _, seq in [*asked, *under_way]])
 
