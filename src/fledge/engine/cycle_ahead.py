@@ -250,13 +250,9 @@ class CycleAhead:
                 if member.is_drafted and not one.has_failed:
                     one.sequence.head_len = one.sequence.len
         result = commit(said)
-        self._steady.places.leave(
-            [
-                member
-                for member, one in got.said.items()
-                if one.has_failed or member.sequence.has_ended
-            ]
-        )
+        failed = [member for member, one in got.said.items() if one.has_failed]
+        ended = [member for member in got.said if member.sequence.has_ended]
+        self._steady.places.leave([*failed, *ended])
         self._end.settle([one.sequence for one in said], [])
         if not got.started.plan.is_plain and isinstance(self._drafter, HeadDrafter):
             self._drafter.calibration.count_cycle()

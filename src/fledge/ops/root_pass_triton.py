@@ -9,12 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fledge.ops.paged_shape import power_of_two
+from fledge.ops.table_rows_triton import copy_part, newest_token, parts
 
 if TYPE_CHECKING:
     from fledge.ops.root_pass import Ends, RootRows
-
-_COLUMNS = 1024
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_blocks", "last_position"])
@@ -37,16 +35,13 @@ def _root_kernel(
 ):
     """A part of a request's table; the first program of a request finds its row as well."""
     request, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    all_tables_ptr += tl.load(place_rows_ptr + request) * num_blocks
-    columns = part * COLUMNS + tl.arange(0, COLUMNS)
-    is_there = columns < num_blocks
-    blocks = tl.load(all_tables_ptr + columns, mask=is_there, other=0)
-    tl.store(table_ptr + request * num_blocks + columns, blocks, mask=is_there)
+    row_ptr = copy_part(
+        place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, COLUMNS
+    )
     if part == 0:
         number = tl.load(lens_ptr + request) - 1
-        fresh = tl.load(fresh_ptr + request)
-        block = tl.load(all_tables_ptr + number // PAGE)
-        token = tl.load(newest_ptr + (fresh - 1) * num_requests + request)
+        block = tl.load(row_ptr + number // PAGE)
+        token = newest_token(fresh_ptr, newest_ptr, request, num_requests)
         tl.store(tokens_ptr + request, token)
         tl.store(positions_ptr + request, tl.minimum(number, last_position))
         tl.store(context_ptr + request, number)
@@ -63,8 +58,8 @@ def find_roots(ends: "Ends", table_RP: Tensor, block_size: int, last_position: i
     tokens_B, positions_B, context_B, slots_B = lines
     table_BP = ends.lens_B.new_empty(num_requests, num_blocks)
     found = RootRows(tokens_B, positions_B, context_B, slots_B, table_BP)
-    columns = min(_COLUMNS, power_of_two(num_blocks))
-    _root_kernel[(num_requests, triton.cdiv(num_blocks, columns))](
+    grid, columns = parts(num_requests, table_RP)
+    _root_kernel[grid](
         *ends,
         table_RP,
         *found,

@@ -11,13 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fledge.ops.paged_shape import power_of_two
+from fledge.ops.table_rows_triton import copy_part, newest_token, parts
 
 if TYPE_CHECKING:
     from fledge.ops.root_pass import Ends
     from fledge.ops.tree import TreeBatch
     from fledge.ops.tree_pass import TreeRowsFound
-
-_COLUMNS = 1024
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_nodes", "last", "num_blocks", "last_position"])
@@ -53,19 +52,16 @@ def _tree_kernel(
 ):
     """A part of a request's table; the first program of a request lays out its tree as well."""
     request, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    all_tables_ptr += tl.load(place_rows_ptr + request) * num_blocks
-    columns = part * COLUMNS + tl.arange(0, COLUMNS)
-    is_there = columns < num_blocks
-    blocks = tl.load(all_tables_ptr + columns, mask=is_there, other=0)
-    tl.store(table_ptr + request * num_blocks + columns, blocks, mask=is_there)
+    row_ptr = copy_part(
+        place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, COLUMNS
+    )
     if part == 0:
         nodes_N, others = tl.arange(0, NODES), tl.arange(0, REQUESTS)
         is_node_N = nodes_N < num_nodes
         start = tl.sum(tl.load(sizes_ptr + others, mask=others < request, other=0), axis=0)
         is_real_N = nodes_N < tl.load(sizes_ptr + request)
         context = tl.load(lens_ptr + request) - 1
-        fresh = tl.load(fresh_ptr + request)
-        newest = tl.load(newest_ptr + (fresh - 1) * num_requests + request)
+        newest = newest_token(fresh_ptr, newest_ptr, request, num_requests)
         tree = request * num_nodes
         tokens_N = tl.load(drafts_ptr + tree + nodes_N, mask=is_node_N, other=0)
         above_N = nodes_N.to(tl.int64)
@@ -75,7 +71,7 @@ def _tree_kernel(
             seen_NN = seen_NN | (above_N[:, None] == nodes_N[None, :])
         depth_N = tl.sum(seen_NN.to(tl.int32), axis=1) - 1
         numbers_N = context + nodes_N
-        blocks_N = tl.load(all_tables_ptr + numbers_N // PAGE, mask=is_real_N, other=0)
+        blocks_N = tl.load(row_ptr + numbers_N // PAGE, mask=is_real_N, other=0)
         rows_N = start + nodes_N
         tl.store(tokens_ptr + rows_N, tl.where(nodes_N == 0, newest, tokens_N), mask=is_real_N)
         tl.store(positions_ptr + rows_N, tl.minimum(context + depth_N, last_position), is_real_N)
@@ -118,9 +114,9 @@ def lay_out(
         seen_BNN=new(num_requests, num_nodes, num_nodes, dtype=torch.bool),
         table_BP=new(num_requests, num_blocks),
     )
-    columns = min(_COLUMNS, power_of_two(num_blocks))
+    grid, columns = parts(num_requests, table_RP)
     deepest = num_nodes - 1 if trees.max_depth is None else min(trees.max_depth, num_nodes - 1)
-    _tree_kernel[(num_requests, triton.cdiv(num_blocks, columns))](
+    _tree_kernel[grid](
         *ends,
         table_RP,
         trees.tokens_BN.contiguous(),
