@@ -48,7 +48,8 @@ class Rate:
 
     @property
     def is_known(self) -> bool:
-        return self.weight > 0
+        """Whether cycles were timed, by a clock fine enough for them."""
+        return self._tokens > 0 and self._seconds > 0
 
     @property
     def token_s(self) -> float:

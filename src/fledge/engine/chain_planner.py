@@ -104,7 +104,7 @@ class AdaptiveChains:
     def _plan(self) -> ChainPlan:
         token_s = self._drafting.token_s if self._drafting.is_known else 0.6 * self._plain.token_s
         row_s = self._rows.further_s
-        if row_s is None:
+        if row_s is None or not token_s:
             return ChainPlan(self._depth)
         verified = self._trust.least_for(row_s / token_s)
         copied = self._trust_in_copies.least_for(row_s / token_s)

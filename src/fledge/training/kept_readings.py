@@ -21,6 +21,8 @@ from fledge.ops.micro_batch import TargetRows
 from fledge.store.capacity import format_bytes
 
 _GREEDY_AND_MASS_BYTES = 8
+_STEPS_SHARE = 0.1
+"""Of the device's memory, what steps take that have not begun: gradients and activations."""
 
 
 class KeptSizes(NamedTuple):
@@ -113,9 +115,11 @@ def _require_memory(needed: int, device: torch.device) -> None:
     if device.type != "cuda":
         return
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    if needed > free:
+    free, total = torch.cuda.mem_get_info(device)
+    left_to_steps = int(_STEPS_SHARE * total)
+    if needed > free - left_to_steps:
         raise CapacityError(
             f"train.keep_readings would keep {format_bytes(needed)} on {device}, which has "
-            f"{format_bytes(free)} free; set it to false, or train on less with train.share."
+            f"{format_bytes(free)} free and needs {format_bytes(left_to_steps)} of them for steps; "
+            "set it to false, or train on less with train.share."
         )

@@ -165,3 +165,19 @@ def test_who_plans() -> None:
     assert fixed.choose().depth == 3
     assert fixed.state() == {}
     assert path_probabilities([0.5, float("nan"), 0.9]) == [0.5, 0.0, 0.0]
+
+
+def test_times_of_nothing_are_no_reason_to_fail() -> None:
+    """As a coarse clock has them."""
+    planner = AdaptiveChains(5)
+    for nodes in (0, 0, 0, 3, 5, 0):
+        report = CycleReport(
+            plan=DraftPlan(5, 1, nodes) if nodes else PLAIN,
+            load=Load(num_requests=1),
+            target_s=0.0,
+            draft_s=0.0,
+            other_s=0.0,
+            emitted=1,
+        )
+        planner.observe(report, nodes, [ChainOutcome((0.5,) * nodes, 0)] if nodes else [])
+        assert planner.choose().depth >= 0

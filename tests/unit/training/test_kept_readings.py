@@ -93,11 +93,20 @@ def test_samples_are_read_in_order_and_whole(lengths: list[int], batches: list[l
     assert [list(batch) for batch in found] == batches
 
 
-def test_memory_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (2_000_000, r"4\.1 MB .* 2\.0 MB free"),
+        (4_500_000, r"4\.1 MB .* 4\.5 MB free and needs 1\.0 MB of them for steps"),
+    ],
+)
+def test_memory_that_is_not_there_is_said(
+    monkeypatch: pytest.MonkeyPatch, free: int, said: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2_000_000, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10_000_000))
     one = np.array([1000], np.int64)
-    with pytest.raises(CapacityError, match=r"keep_readings would keep 4\.1 MB .* 2\.0 MB free"):
+    with pytest.raises(CapacityError, match=f"keep_readings would keep {said}"):
         KeptReadings(
             KeptSizes(np.array([0]), one, one),
             num_taps=3,
