@@ -1,4 +1,4 @@
-"""Settings of the data stages: prepare, regenerate, tokenize."""
+"""Settings of the data stages prepare and regenerate."""
 
 import difflib
 import math
@@ -224,6 +224,9 @@ class RegenerateSettings:
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     """One is chosen per row by its id, evenly."""
 
+    source_temperatures: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Sources whose rows get one answer at each of these temperatures instead."""
+
     top_p: float = 1.0
     repetition_penalty: float | None = None
     """1 for none; left out, what the target's generation_config.json asks for."""
@@ -243,14 +246,20 @@ class RegenerateSettings:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if not self.temperatures:
-            raise ConfigError("temperatures is empty; give at least one.")
-        for temperature in self.temperatures:
-            check_range("a temperature", temperature, 0, 5)
+        for name, temperatures in self._temperatures_by_setting.items():
+            if not temperatures:
+                raise ConfigError(f"{name} is empty; give at least one.")
+            for temperature in temperatures:
+                check_range("a temperature", temperature, 0, 5)
         check_range("top_p", self.top_p, 0.01, 1)
         check_penalty(self.repetition_penalty)
         for name in ("answers", "max_tokens", "concurrency"):
             check_range(name, getattr(self, name), 1)
+        twice = [name for name, own in self.source_temperatures.items() if own.count(0) > 1]
+        if twice:
+            raise ConfigError(
+                f"source_temperatures.{twice[0]} has 0 twice: the target would say the same again."
+            )
         if self.answers > len(self.temperatures) and 0 in self.temperatures:
             raise ConfigError(
                 f"answers is {self.answers} and temperatures has {len(self.temperatures)}, one of "
@@ -260,37 +269,16 @@ class RegenerateSettings:
         check_range("retries", self.retries, 0)
         check_range("timeout_s", self.timeout_s, 1)
 
+    @property
+    def _temperatures_by_setting(self) -> dict[str, tuple[float, ...]]:
+        named = {f"source_temperatures.{name}": t for name, t in self.source_temperatures.items()}
+        return {"temperatures": self.temperatures, **named}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeSettings:
-    """From answers to token ids with a loss mask."""
+    def temperatures_of(self, source: str) -> tuple[float, ...]:
+        """What answers to rows of a source are sampled at, one after the other."""
+        return self.source_temperatures.get(source, self.temperatures)
 
-    max_tokens: int = 2048
-    """Longer samples are cut at the end."""
-
-    draft_vocab_size: int = 8192
-    """Tokens the head may draft: the most frequent ones among those with loss."""
-
-    vocabulary_weights: dict[str, int] = field(default_factory=dict)
-    """How often a token of a source counts when these are chosen; 1 where a source is not named."""
-
-    keep_loops: bool = False
-    """Keep all of an answer that goes round in circles; otherwise it ends soon after they begin."""
-
-    shard_tokens: int = 4_000_000
-    """Tokens per file of the corpus."""
-
-    as_recorded: bool = False
-    """Loss on every assistant's turn as it was recorded, whoever wrote it."""
-
-    on_refused: BadRows = "skip"
-    """Rows that the target's chat template does not take."""
-
-    on_unclear: BadRows = "stop"
-    """Rows in which what the target said cannot be told from what the template wrote."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "draft_vocab_size", "shard_tokens"):
-            check_range(name, getattr(self, name), 8)
-        for source, weight in self.vocabulary_weights.items():
-            check_range(f"vocabulary_weights.{source}", weight, 0, 1000)
+    def answers_of(self, source: str) -> int:
+        """Answers to each row of a source."""
+        own = self.source_temperatures.get(source)
+        return self.answers if own is None else len(own)

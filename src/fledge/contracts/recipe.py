@@ -7,15 +7,12 @@ from typing import Any
 
 from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.capture_settings import CaptureSettings
-from fledge.contracts.data_settings import (
-    PrepareSettings,
-    RegenerateSettings,
-    TokenizeSettings,
-)
+from fledge.contracts.data_settings import PrepareSettings, RegenerateSettings
 from fledge.contracts.run_settings import RunSettings
 from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.server_settings import ServeSettings
 from fledge.contracts.sweep_settings import SweepSettings
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.contracts.toml_settings import override, read_settings, read_toml
 from fledge.contracts.train_settings import TrainSettings
 from fledge.contracts.tune_settings import TuneSettings

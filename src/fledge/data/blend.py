@@ -6,7 +6,6 @@ in which the last chosen one lies, and only hashes of that range are held.
 """
 
 import heapq
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,9 +14,8 @@ import xxhash
 
 from fledge.contracts.data_settings import PrepareSettings
 from fledge.contracts.errors import ArtifactError
-from fledge.store.rows import row_files
+from fledge.store.rows import id_field, row_files
 
-_ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
 _HASH_BITS = 128
 _BUCKET_BITS = 16
 
@@ -81,10 +79,7 @@ def choose_lines(directory: Path, num_rows: int, num_chosen: int, seed: int) -> 
 
 def row_hash(line: bytes, seed: int) -> int:
     """A number of 128 bits that only the seed and the row's id decide."""
-    found = _ID.match(line)
-    if found is None:
-        raise ArtifactError(f"this is not a row that fledge wrote: {line[:200]!r}")
-    return xxhash.xxh3_128_intdigest(b"%d:%b" % (seed, found[1]))
+    return xxhash.xxh3_128_intdigest(b"%d:%b" % (seed, id_field(line)))
 
 
 def interleave(sources: Sequence[tuple[int, Iterable[bytes]]]) -> Iterator[bytes]:

@@ -3,7 +3,10 @@
 import hashlib
 import json
 from array import array
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -12,21 +15,29 @@ from fledge.contracts.conversation import Conversation, copy_id
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress
 from fledge.store.manifest import Manifest
-from fledge.store.rows import row_files
+from fledge.store.rows import id_field, row_files
 
 
 class InputRows:
     """Conversations by their position in a directory, counted over all its files from 0."""
 
     def __init__(
-        self, directory: Path, manifest: Manifest, progress: Progress, *, copies: int = 1
+        self,
+        directory: Path,
+        manifest: Manifest,
+        progress: Progress,
+        *,
+        copies: int = 1,
+        source_copies: Mapping[str, int] | None = None,
     ) -> None:
         """Reads the files once and refuses those that are not what the manifest says.
 
-        Behind the last row they begin anew, `copies` times in all, with ids that tell them apart.
+        Behind the last row they begin anew, `copies` times in all, with ids that tell them apart;
+        rows of some sources as often as `source_copies` says.
         """
         self.directory = directory
-        self._copies = copies
+        self._source_copies = source_copies or {}
+        self._copies_of = array("H")
         self._paths = row_files(directory)
         self._offsets = array("q")
         self._file_of = array("i")
@@ -35,15 +46,29 @@ class InputRows:
         self.num_bytes = sum(path.stat().st_size for path in self._paths)
         with progress.task(f"reading {directory.name}", self.num_bytes) as task:
             for number, path in enumerate(self._paths):
-                task.advance(self._index(number, path, manifest))
+                task.advance(self._index(number, path, manifest, copies))
+        self._rounds = self._make_rounds(copies)
+        self._ends = list(accumulate(map(len, self._rounds)))
 
-    def _index(self, number: int, path: Path, manifest: Manifest) -> int:
+    def _make_rounds(self, copies: int) -> list[Sequence[int]]:
+        """Which rows come in the first round, in the second, and so on."""
+        if not self._source_copies:
+            return [range(len(self._offsets))] * copies
+        return [
+            array("q", (row for row, count in enumerate(self._copies_of) if count > number))
+            for number in range(max(self._copies_of, default=0))
+        ]
+
+    def _index(self, number: int, path: Path, manifest: Manifest, copies: int) -> int:
         offset = 0
         digest = hashlib.sha256()
         with path.open("rb") as file:
             for line in file:
                 self._offsets.append(offset)
                 self._file_of.append(number)
+                if self._source_copies:
+                    source = json.loads(id_field(line)).rpartition("/")[0]
+                    self._copies_of.append(self._source_copies.get(source, copies))
                 offset += len(line)
                 digest.update(line)
         entry = manifest.files.get(path.name)
@@ -53,11 +78,11 @@ class InputRows:
         return offset
 
     def __len__(self) -> int:
-        return len(self._offsets) * self._copies
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, row: int) -> Conversation:
-        copy, row = divmod(row, len(self._offsets))
-        found = self._read(row)
+        copy = bisect_right(self._ends, row)
+        found = self._read(self._rounds[copy][row - (self._ends[copy - 1] if copy else 0)])
         return replace(found, id=copy_id(found.id, copy)) if copy else found
 
     def _read(self, row: int) -> Conversation:

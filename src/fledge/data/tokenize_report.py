@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.data.tokenize_tally import TokenizeTally
 from fledge.models.target_facts import TargetFacts
 from fledge.store.corpus_shard import Shard

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fledge.contracts.conversation import Conversation
-from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import MismatchError, RequestError
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.data.masks import (
     MaskedSample,
     TokenTurn,

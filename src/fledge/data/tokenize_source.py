@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import MismatchError
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.store.manifest import ANSWERS, CONVERSATIONS, Manifest, read_input
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fledge.contracts.data_settings import TokenizeSettings
 from fledge.contracts.errors import ArtifactError, MismatchError
 from fledge.contracts.progress import Progress, SilentProgress, Task
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.contracts.toml_settings import to_plain
 from fledge.data.card_parts import add_corpus
 from fledge.data.input_rows import InputRows

@@ -5,6 +5,7 @@ at most one hidden leftover.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fledge.store.cache_publish import flush
 from fledge.store.manifest import encode_json
 
 ROWS_PATTERN = "rows-*.jsonl"
+_ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
 
 
 def rows_file(directory: Path, number: int) -> Path:
@@ -34,6 +36,14 @@ def dump_row(row: dict[str, Any]) -> str:
 def row_line(row: Conversation) -> bytes:
     """A row as it stands in a file, the line's end included."""
     return encode_json(dump_row(row.to_json()) + "\n")
+
+
+def id_field(line: bytes) -> bytes:
+    """The id of a row as JSON, without reading the rest of its line."""
+    found = _ID.match(line)
+    if found is None:
+        raise ArtifactError(f"this is not a row that fledge wrote: {line[:200]!r}")
+    return found[1]
 
 
 def write_rows(path: Path, rows: Iterable[Conversation]) -> int:

@@ -16,11 +16,11 @@ from fledge.contracts.data_settings import (
     RegenerateSettings,
     SelfSettings,
     SourceSettings,
-    TokenizeSettings,
 )
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import DEFAULT_TARGET, Recipe, load_recipe
 from fledge.contracts.select_settings import SelectSettings
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.contracts.toml_settings import read_settings, to_plain
 from fledge.contracts.tune_settings import TuneSettings
 
@@ -184,6 +184,16 @@ def test_only_self_is_self() -> None:
         (PrepareSettings, {"max_turn_chars": 9}, "max_turn_chars is 9; it must be at least 100"),
         (RegenerateSettings, {"temperatures": ()}, "temperatures is empty; give at least one"),
         (RegenerateSettings, {"temperatures": (6.0,)}, "a temperature is 6.0; it must be between"),
+        (
+            RegenerateSettings,
+            {"source_temperatures": {"math": ()}},
+            "source_temperatures.math is empty; give at least one",
+        ),
+        (
+            RegenerateSettings,
+            {"source_temperatures": {"math": (0.0, 1.0, 0.0)}},
+            "source_temperatures.math has 0 twice: the target would say the same again",
+        ),
         (RegenerateSettings, {"top_p": 0.0}, "top_p is 0.0; it must be between 0.01 and 1"),
         (RegenerateSettings, {"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be"),
         (SelectSettings, {"repetition_penalty": -1.0}, "repetition_penalty is -1.0; it must be"),

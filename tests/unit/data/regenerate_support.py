@@ -1,5 +1,6 @@
 """Conversations to answer, and what the answers look like on disk."""
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def make_source(directory: Path, rows: Iterable[Conversation], rows_per_file: in
             path = rows_file(directory, len(files))
             write_rows(path, waiting[start : start + rows_per_file])
             files.append(path)
-        stage.finish(counts={"rows": len(waiting)}, files=files)
+        sources = Counter(row.origin.source for row in waiting)
+        stage.finish(counts={"rows": len(waiting), "sources": dict(sources)}, files=files)
     return directory
 
 

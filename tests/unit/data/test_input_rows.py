@@ -1,5 +1,6 @@
 """Rows by number: read in any order, and refused when they are not what was written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import SilentProgress
 from fledge.data.input_rows import InputRows
-from fledge.store.manifest import Manifest, Plan
+from fledge.store.manifest import Manifest, Plan, read_manifest
 from fledge.store.rows import rows_file
 from fledge.store.stage_directory import open_stage
 from tests.unit.data.regenerate_support import make_source, simple_rows
@@ -23,6 +24,24 @@ def test_rows_by_number(tmp_path: Path) -> None:
         assert [found[number] for number in (69, 0, 40, 41, 0)] == [
             rows[number] for number in (69, 0, 40, 41, 0)
         ]
+
+
+def test_some_sources_come_more_often(tmp_path: Path) -> None:
+    rows = simple_rows(6)
+    for number in (1, 4):
+        origin = replace(rows[number].origin, source="mäth")
+        rows[number] = replace(rows[number], id=f"mäth/{number}", origin=origin)
+    manifest = read_manifest(make_source(tmp_path / "c", rows, rows_per_file=2))
+    often = {"mäth": 3, "absent": 2}
+    with InputRows(tmp_path / "c", manifest, SilentProgress(), source_copies=often) as found:
+        ids = [found[number].id for number in range(len(found))]
+    assert ids[:6] == [row.id for row in rows]
+    assert ids[6:] == ["mäth/1~2", "mäth/4~2", "mäth/1~3", "mäth/4~3"]
+    chats = [row.id for row in rows if row.id.startswith("chat")]
+    with InputRows(
+        tmp_path / "c", manifest, SilentProgress(), copies=2, source_copies={"mäth": 1}
+    ) as found:
+        assert [found[number].id for number in range(6, len(found))] == [f"{c}~2" for c in chats]
 
 
 def finish(directory: Path, content: bytes) -> Manifest:

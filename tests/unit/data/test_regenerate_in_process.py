@@ -1,5 +1,6 @@
 """In this process: the answers of the engine, token for token, however they were batched."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,22 @@ def test_rows_asked_several_times_get_every_temperature(target: Target, tmp_path
         assert other.id == f"{one.id}~2"
         assert {one.answers[0].temperature, other.answers[0].temperature} == {0.0, 1.0}
         assert conversation_hash(other.id) == conversation_hash(one.id)
+
+
+def test_a_source_may_have_temperatures_of_its_own(target: Target, tmp_path: Path) -> None:
+    rows = simple_rows(3)
+    rows[1] = replace(rows[1], id="sums/2", origin=replace(rows[1].origin, source="sums"))
+    source = make_source(tmp_path / "c", rows)
+    own = {"sums": (0.0, 0.3, 0.6)}
+    made = answer(source, tmp_path / "a", target, temperatures=(1.0,), source_temperatures=own)
+    assert made.counts["rows"] == 5
+    found = {row.id: row.answers[0].temperature for row in read_rows(tmp_path / "a")}
+    assert found.keys() == {"chat/1", "sums/2", "chat/3", "sums/2~2", "sums/2~3"}
+    assert {found[name] for name in found if "sums" in name} == {0.0, 0.3, 0.6}
+    assert found["chat/1"] == found["chat/3"] == 1.0
+    unknown = {"sum": (0.0,)}
+    with pytest.raises(ConfigError, match="names 'sum', and the rows are of chat, sums"):
+        answer(source, tmp_path / "b", target, source_temperatures=unknown)
 
 
 def test_more_answers_than_temperatures_would_repeat_greedy_ones() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fledge.contracts.conversation import Conversation, Message
-from fledge.contracts.data_settings import TokenizeSettings
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.data.tokenize_stage import prepare_job, tokenize
 from fledge.models.tokenizer import TargetTokenizer
 from fledge.store.cache import CacheLayout, default_cache_dir

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fledge.contracts.conversation import Answer, Conversation, Message, Origin
-from fledge.contracts.data_settings import TokenizeSettings
+from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.data.tokenize_stage import prepare_job, tokenize
 from fledge.store.corpus import Corpus
 from fledge.store.manifest import MANIFEST_NAME, Manifest, Plan, read_manifest

@@ -94,7 +94,8 @@ class Dialogue:
 
         row_id, copy = split_copy_id(conversation.id)
         number = stable_number(settings.seed, row_id) + copy
-        self._temperature = settings.temperatures[number % len(settings.temperatures)]
+        temperatures = settings.temperatures_of(conversation.origin.source)
+        self._temperature = temperatures[number % len(temperatures)]
         self._pending: tuple[Message, ...] | None = self._turns[0].given if self._turns else None
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fledge.contracts.data_settings import RegenerateSettings
+from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.toml_settings import to_plain
 from fledge.data.card_parts import add_answers
@@ -81,6 +82,7 @@ def regenerate(
     `give_up` counts them as failed.
     """
     parent = read_input(source, CONVERSATIONS)
+    _check_sources(parent, settings)
     decisive = {k: v for k, v in to_plain(settings).items() if k not in _HOW_SETTINGS}
     plan = Plan(
         kind=ANSWERS,
@@ -91,13 +93,31 @@ def regenerate(
     with open_stage(out, plan, has_results=_has_answers) as stage:
         if not stage.is_finished:
             with (
-                InputRows(source, parent, progress, copies=settings.answers) as rows,
+                _open_rows(source, parent, settings, progress) as rows,
                 translated_disk_errors(out, place="output"),
             ):
                 _run(stage, rows, settings, answerer, progress, give_up=give_up)
         for leftover in [out / JOURNAL_NAME, *out.glob(BATCH_PATTERN)]:
             leftover.unlink(missing_ok=True)
         return stage.manifest
+
+
+def _open_rows(
+    source: Path, parent: Manifest, settings: RegenerateSettings, progress: Progress
+) -> InputRows:
+    """Each row as often as it is to be answered."""
+    by_source = {name: settings.answers_of(name) for name in settings.source_temperatures}
+    return InputRows(source, parent, progress, copies=settings.answers, source_copies=by_source)
+
+
+def _check_sources(parent: Manifest, settings: RegenerateSettings) -> None:
+    known = parent.counts.get("sources", {})
+    for name in settings.source_temperatures:
+        if name not in known:
+            raise ConfigError(
+                f"regenerate.source_temperatures names {name!r}, and the rows are of "
+                f"{', '.join(known) or 'no source'}."
+            )
 
 
 def _has_answers(out: Path) -> bool:
@@ -112,10 +132,11 @@ def preview(
 ) -> Preview:
     """How much there is to ask; writes nothing and asks nobody."""
     parent = read_input(source, CONVERSATIONS)
+    _check_sources(parent, settings)
     journal = out / JOURNAL_NAME
     is_finished = (out / MANIFEST_NAME).exists()
     with (
-        InputRows(source, parent, progress, copies=settings.answers) as rows,
+        _open_rows(source, parent, settings, progress) as rows,
         progress.task("counting questions", len(rows), "rows") as task,
     ):
         is_done = bytearray([is_finished]) * len(rows)
