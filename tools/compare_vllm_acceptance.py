@@ -206,6 +206,7 @@ def run_fledge(options: argparse.Namespace, head: Path | None, how: str) -> dict
     settings = EngineSettings(
         tree=tree,
         controller="adaptive" if how == "adaptive" else "fixed",
+        copies=False,  # others ask the head for every draft
         max_requests=max(size for size, _ in groups),
         cache_tokens=room_for(options, groups),
         share_prefixes=False,

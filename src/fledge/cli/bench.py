@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fledge.cli import load_options, options
 from fledge.cli.bench_table import show
 from fledge.cli.drafting import Drafting, choose_drafting
-from fledge.cli.engine_options import TypedDrafting
+from fledge.cli.engine_options import CopiesOption, TypedDrafting
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import print_json
 from fledge.contracts.bench_settings import BenchSettings, parse_slo
@@ -33,6 +33,7 @@ def bench(
     width: options.WidthOption = None,
     budget: options.BudgetOption = None,
     controller: options.ControllerOption = None,
+    copies: CopiesOption = options.ENGINE.copies,
     concurrency: load_options.ConcurrencyOption = None,
     rates: load_options.RatesOption = None,
     prompts: load_options.PromptsOption = None,
@@ -89,7 +90,9 @@ def bench(
             choose_drafting(
                 head,
                 target=str(target),
-                typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
+                typed=TypedDrafting(
+                    depth=depth, width=width, budget=budget, controller=controller, copies=copies
+                ),
             ),
             settings,
             {"target": str(target), "dtype": dtype, "device": device},

@@ -9,7 +9,7 @@ import typer
 from fledge.cli import options
 from fledge.cli.conversation import Conversation
 from fledge.cli.drafting import choose_drafting
-from fledge.cli.engine_options import TunedOption, TypedDrafting
+from fledge.cli.engine_options import CopiesOption, TunedOption, TypedDrafting
 from fledge.cli.loading import Loaded, load
 from fledge.cli.render import count, figures, say
 from fledge.contracts.errors import FledgeError, RequestError
@@ -54,6 +54,7 @@ def chat(
     budget: options.BudgetOption = None,
     accept: options.AcceptOption = options.ENGINE.accept,
     controller: options.ControllerOption = None,
+    copies: CopiesOption = options.ENGINE.copies,
     tuned: TunedOption = None,
 ) -> None:
     """Talk with the target, turn by turn.
@@ -79,7 +80,9 @@ def chat(
         head,
         target=target,
         tuned=tuned,
-        typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
+        typed=TypedDrafting(
+            depth=depth, width=width, budget=budget, controller=controller, copies=copies
+        ),
     )
     loaded = load(
         drafting.choice(target, dtype=dtype, device=device, accept=accept, max_requests=1)

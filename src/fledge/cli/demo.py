@@ -18,7 +18,7 @@ from fledge.cli.demo_display import run_quietly, run_visibly
 from fledge.cli.demo_page import intro_lines, make_console, show, summary_lines
 from fledge.cli.demo_prompts import PROMPTS, read_prompt_file
 from fledge.cli.drafting import choose_drafting
-from fledge.cli.engine_options import TunedOption
+from fledge.cli.engine_options import CopiesOption, TunedOption, TypedDrafting
 from fledge.cli.loading import Loaded, load
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import figures, print_json, say
@@ -55,6 +55,7 @@ def demo(
     prompts: PromptsOption = None,
     max_tokens: options.MaxTokensOption = _MAX_TOKENS,
     tuned: TunedOption = None,
+    copies: CopiesOption = options.ENGINE.copies,
     json: options.JsonOption = False,
 ) -> None:
     """Watch the target answer without and with its head: the same text, faster.
@@ -67,13 +68,14 @@ def demo(
 
     One JSON document comes with --json: outputs_identical, baseline_tokens_per_s,
     speculative_tokens_per_s, speedup, accept_length, prompts (the same for each), target, head,
-    dtype, device, tree, controller, max_tokens, provenance and others.
+    dtype, device, tree, controller, copies, max_tokens, provenance and others.
     """
     asked = PROMPTS if prompts is None else read_prompt_file(prompts)
     drafting = choose_drafting(
         head,
         target=target,
         tuned=tuned,
+        typed=TypedDrafting(copies=copies),
     )
     longest = max(len(prompt.encode()) for prompt in asked)
     choice = drafting.choice(
@@ -123,6 +125,7 @@ def _facts(loaded: Loaded, num_prompts: int, max_tokens: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "tree": asdict(settings.tree),
         "controller": settings.controller,
+        "copies": settings.copies,
         "num_prompts": num_prompts,
         "max_tokens": max_tokens,
         "order": list(TURNS),

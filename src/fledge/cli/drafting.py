@@ -78,6 +78,7 @@ def choose_drafting(
         settings=EngineSettings(
             tree=TreeSettings() if found is None else found.tree,
             controller=drafting_controller(found, typed),
+            copies=typed.copies,
         ),
         typed=typed,
         chosen=typed.over(found),

@@ -53,6 +53,16 @@ TunedOption = Annotated[
     ),
 ]
 
+CopiesOption = Annotated[
+    bool,
+    typer.Option(
+        "--copies/--no-copies",
+        help="Draft chains that are copied from the text before, where the newest tokens stood "
+        "there already and the head agrees or is unsure.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedDrafting:
@@ -62,6 +72,7 @@ class TypedDrafting:
     width: int | None = None
     budget: int | None = None
     controller: ControllerName | None = None
+    copies: bool = EngineSettings().copies
 
     @property
     def tree(self) -> TreeSettings | None:

@@ -9,6 +9,7 @@ from fledge.cli import options
 from fledge.cli.answering import answer_all, as_prompts, show_answer
 from fledge.cli.drafting import choose_drafting
 from fledge.cli.engine_options import (
+    CopiesOption,
     EngineOption,
     EnginePythonOption,
     TunedOption,
@@ -59,6 +60,7 @@ def generate(
     budget: options.BudgetOption = None,
     accept: options.AcceptOption = options.ENGINE.accept,
     controller: options.ControllerOption = None,
+    copies: CopiesOption = options.ENGINE.copies,
     engine: EngineOption = "fledge",
     engine_python: EnginePythonOption = None,
     tuned: TunedOption = None,
@@ -72,9 +74,10 @@ def generate(
     Example: [cyan]fledge generate --prompt "Name three rivers." --max-tokens 60[/cyan]
 
     One JSON document comes with --json: text, token_ids, prompt_token_ids, num_tokens,
-    tokens_per_s, accept_length, cycles, offered_at_depth, accepted_at_depth, time_to_first_token_s,
-    time_per_token_s, num_prompt_reused, finish_reason, logprobs, target, target_dir, head; with
-    several prompts {"completions": [...], target, ...}. Another --engine counts all together.
+    tokens_per_s, accept_length, cycles, offered_at_depth, accepted_at_depth, num_copies_offered,
+    num_copies_accepted, time_to_first_token_s, time_per_token_s, num_prompt_reused, finish_reason,
+    logprobs, target, target_dir, head; with several prompts {"completions": [...], target, ...}.
+    Another --engine counts all together.
     """
     if logprobs is not None and not json:
         raise ConfigError("--logprobs are shown in JSON only; add --json.")
@@ -98,7 +101,9 @@ def generate(
         head,
         target=target,
         tuned=tuned,
-        typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
+        typed=TypedDrafting(
+            depth=depth, width=width, budget=budget, controller=controller, copies=copies
+        ),
     )
     texts = read_prompts(prompt, raw=raw)
     most = min(options.ENGINE.max_requests, len(texts))
@@ -151,6 +156,8 @@ def as_record(completion: Completion) -> dict[str, Any]:
         "cycles": stats.cycles,
         "offered_at_depth": list(stats.offered_at_depth),
         "accepted_at_depth": list(stats.accepted_at_depth),
+        "num_copies_offered": stats.num_copies_offered,
+        "num_copies_accepted": stats.num_copies_accepted,
         "time_to_first_token_s": round(stats.time_to_first_token_s, 6),
         "time_per_token_s": stats.time_per_token_s and round(stats.time_per_token_s, 6),
         "num_prompt_reused": stats.num_prompt_reused,

@@ -115,6 +115,14 @@ ControllerOption = Annotated[
         rich_help_panel=_MEASURING,
     ),
 ]
+CopiesOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--copies/--no-copies",
+        help="Draft chains that are copied from the text before, where that is likely to be right.",
+        rich_help_panel=_MEASURING,
+    ),
+]
 DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
     typer.Option(
@@ -140,6 +148,7 @@ def select(
     width: WidthOption = None,
     budget: BudgetOption = None,
     controller: ControllerOption = None,
+    copies: CopiesOption = None,
     dtype: DtypeOption = None,
     device: options.DeviceOption = "auto",
     recipe: options.RecipeOption = None,
@@ -171,6 +180,7 @@ def select(
         concurrency=concurrency,
         repeats=repeats,
         controller=controller,
+        copies=copies,
         dtype=dtype,
         tree=_tree(chosen.select.tree, depth=depth, width=width, budget=budget),
     )

@@ -10,6 +10,7 @@ import typer
 from fledge.cli import options
 from fledge.cli.drafting import Drafting, choose_drafting
 from fledge.cli.engine_options import (
+    CopiesOption,
     EngineOption,
     EnginePythonOption,
     PrintCommandOption,
@@ -130,6 +131,7 @@ def serve(
     budget: options.BudgetOption = None,
     accept: options.AcceptOption = options.ENGINE.accept,
     controller: options.ControllerOption = None,
+    copies: CopiesOption = options.ENGINE.copies,
     engine: EngineOption = "fledge",
     engine_python: EnginePythonOption = None,
     print_command: PrintCommandOption = False,
@@ -163,7 +165,9 @@ def serve(
         head,
         target=target or chosen.target,
         tuned=tuned,
-        typed=TypedDrafting(depth=depth, width=width, budget=budget, controller=controller),
+        typed=TypedDrafting(
+            depth=depth, width=width, budget=budget, controller=controller, copies=copies
+        ),
     )
     if engine != "fledge":
         serve_outside(

@@ -84,6 +84,7 @@ def tune(
     widths: WidthsOption = None,
     budgets: BudgetsOption = None,
     controllers: ControllersOption = None,
+    copies: select.CopiesOption = None,
     dtype: select.DtypeOption = None,
     device: options.DeviceOption = "auto",
     recipe: options.RecipeOption = None,
@@ -119,6 +120,7 @@ def tune(
         widths=_numbers("--widths", widths),
         budgets=_numbers("--budgets", budgets),
         controllers=tuple(controllers.split(",")) if controllers else None,
+        copies=copies,
         dtype=dtype,
     )
     progress = terminal_progress()

@@ -40,6 +40,11 @@ class Stats:
     accepted_at_depth: tuple[int, ...] = ()
     """Of those, cycles in which a draft at depth i was accepted."""
 
+    num_copies_offered: int = 0
+    """Drafts that were copied from the text before, down to the first that was refused."""
+
+    num_copies_accepted: int = 0
+
     @property
     def time_to_first_token_s(self) -> float:
         return self.queue_s + self.prefill_s

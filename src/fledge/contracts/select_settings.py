@@ -44,6 +44,9 @@ class SelectSettings:
 
     tree: TreeSettings = field(default_factory=TreeSettings)
     controller: ControllerName = "adaptive"
+    copies: bool = True
+    """Draft chains that are copied from the text before; off, all drafts are the head's own."""
+
     dtype: str = "auto"
 
     def __post_init__(self) -> None:

@@ -47,6 +47,9 @@ class TuneSettings:
     controllers: tuple[ControllerName, ...] = ("fixed", "adaptive")
     """Who decides in each cycle; shapes are compared with the first, the final has all."""
 
+    copies: bool = True
+    """Draft chains that are copied from the text before; off, all drafts are the head's own."""
+
     rounds: int = 3
     """How often the neighbours of the best shape are tried, at most."""
 
@@ -94,6 +97,7 @@ class TuneSettings:
             warm_up=self.warm_up,
             tree=tree or TreeSettings(),
             controller=controller or self.controllers[0],
+            copies=self.copies,
             dtype=self.dtype,
         )
 

@@ -71,7 +71,8 @@ def commit(said: Many[Said]) -> Yield:
         if one.was_decoding:
             num_emitted += count
         if one.had_drafts:
-            seq.record_drafts(one.num_offered, len(one.tokens) - 1)
+            accepted = len(one.tokens) - 1
+            seq.record_drafts(one.num_offered, accepted, is_copied=one.is_copied)
     drafted = [one for one in said if one.had_drafts]
     depths = range(1, max((one.num_offered for one in drafted), default=0) + 1)
     return Yield(

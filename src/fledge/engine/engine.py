@@ -10,6 +10,7 @@ Without a head every tree is a root and the same cycle is plain decoding.
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -71,6 +72,8 @@ class Engine:
         """
         self.target = target
         self.settings = settings or EngineSettings()
+        if measured_with is not None:  # drafts that are right by chance are not to be copied
+            self.settings = replace(self.settings, copies=False)
         if drafter is None:
             drafter = NoDrafter()
             if head is not None:
@@ -185,8 +188,7 @@ class Engine:
 
         Several streams may be read in turns: whoever asks for a chunk moves all of them on.
         """
-        seq = self.add(self.make_request(prompt, params))
-        num_sent = 0
+        seq, num_sent = self.add(self.make_request(prompt, params)), 0
         try:
             while True:
                 while len(seq.output_ids) == num_sent:
@@ -215,8 +217,7 @@ class Engine:
 
         Higher priorities go first; clients of equal priority take turns by tokens served.
         """
-        tokenizer, params = self.target.tokenizer, request.params
-        detokenizer = None
+        tokenizer, params, detokenizer = self.target.tokenizer, request.params, None
         if tokenizer is not None:
             # What ends an answer is no part of its text, whatever else is shown.
             shown = frozenset(params.shown_token_ids) - request.eos_token_ids

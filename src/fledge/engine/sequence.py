@@ -74,6 +74,7 @@ class Sequence:
         """Cycles that had a draft at depth 1, 2, ... below what was accepted before it."""
 
         self.accepted_at: list[int] = []
+        self.copies_offered = self.copies_accepted = 0
         self._history: TokenHistory | None = None
         self.leave_cache()
         self._detokenizer = detokenizer
@@ -147,8 +148,13 @@ class Sequence:
             self._history = TokenHistory()
         return self._history.find(self.token_ids, count)
 
-    def record_drafts(self, num_offered: int, num_accepted: int) -> None:
+    def record_drafts(
+        self, num_offered: int, num_accepted: int, *, is_copied: bool = False
+    ) -> None:
         """A cycle offered drafts down to one depth, and the target accepted down to another."""
+        if is_copied:
+            self.copies_offered += num_offered
+            self.copies_accepted += num_accepted
         missing = num_offered - len(self.offered_at)
         if missing > 0:
             self.offered_at += [0] * missing
@@ -264,5 +270,7 @@ class Sequence:
                 num_preemptions=self.num_preemptions,
                 offered_at_depth=tuple(self.offered_at),
                 accepted_at_depth=tuple(self.accepted_at),
+                num_copies_offered=self.copies_offered,
+                num_copies_accepted=self.copies_accepted,
             ),
         )

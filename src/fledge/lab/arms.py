@@ -30,6 +30,7 @@ def engine_settings(settings: SelectSettings, questions: Sequence[Question]) -> 
     return EngineSettings(
         tree=settings.tree,
         controller=settings.controller,
+        copies=settings.copies,
         max_requests=settings.concurrency,
         max_pass_tokens=max(EngineSettings().max_pass_tokens, settings.concurrency),
         cache_tokens=cache_tokens,

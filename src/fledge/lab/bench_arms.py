@@ -93,7 +93,8 @@ class EngineChoice:
             "--controller": self.engine.controller,
         }
         options["--head"] = "none" if self.head is None else str(self.head)
-        return [str(word) for pair in options.items() for word in pair]
+        copies = "--copies" if self.engine.copies else "--no-copies"
+        return [*(str(word) for pair in options.items() for word in pair), copies]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

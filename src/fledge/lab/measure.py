@@ -45,6 +45,8 @@ class Answer:
     first_token_s: float = 0.0
     offered_at_depth: tuple[int, ...] = ()
     accepted_at_depth: tuple[int, ...] = ()
+    num_copies_offered: int = 0
+    num_copies_accepted: int = 0
     loop_start: int | None = None
     """Place of the first token that only repeats; what comes before it is counted below."""
 
@@ -86,6 +88,11 @@ class Figures:
 
     accept_length_before_loops: float | None
     """Over the part of each answer before its first looping span."""
+
+    num_copies_offered: int
+    """Drafts that were copied from the text before, down to the first that was refused."""
+
+    num_copies_accepted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +143,8 @@ def summarise(answers: Sequence[Answer], *, seconds: float) -> Figures:
         num_looping=sum(one.loop_start is not None for one in good),
         looping_share=looping / tokens if tokens else 0.0,
         accept_length_before_loops=early / early_cycles if early_cycles else None,
+        num_copies_offered=sum(one.num_copies_offered for one in good),
+        num_copies_accepted=sum(one.num_copies_accepted for one in good),
     )
 
 
@@ -223,6 +232,8 @@ class _Watched:
             first_token_s=self._marks[0][2],
             offered_at_depth=tuple(seq.offered_at),
             accepted_at_depth=tuple(seq.accepted_at),
+            num_copies_offered=seq.copies_offered,
+            num_copies_accepted=seq.copies_accepted,
             loop_start=loop_start,
             tokens_before_loop=tokens,
             cycles_before_loop=cycles,

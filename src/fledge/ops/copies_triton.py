@@ -135,24 +135,19 @@ def _choose_kernel(
     tl.store(is_copied_ptr + request, is_copied.to(tl.uint8))
 
 
-def copy_rows(
-    candidates: "Candidates", text: "Text", sampled_B: "Tensor", maps: "DepthMaps"
-) -> "CopiedChains":
-    """The twin is `prefer_copies` of what `find_copies` finds."""
+def _match_keys(text: "Text", table_BP: "Tensor") -> "Tensor":
+    """The best match of each part of each text, as one number."""
     from fledge.ops import copies as rule
-    from fledge.ops.tree import Candidates
 
-    num_requests, count = candidates.tokens_BC.shape
-    num_blocks = text.table_BP.shape[1]
+    num_requests, num_blocks = table_BP.shape
     parts = power_of_two(min(_MOST_PARTS, triton.cdiv(num_blocks * text.block_size, _NUMBERS)))
-    keys = text.lens_B.new_empty(num_requests, parts)
-    table_BP, newest_B = text.table_BP.contiguous(), text.newest_B.contiguous()
+    keys_BX = text.lens_B.new_empty(num_requests, parts)
     _match_kernel[(num_requests, parts)](
         text.tokens_S,
         table_BP,
         text.lens_B,
-        newest_B,
-        keys,
+        text.newest_B,
+        keys_BX,
         num_blocks,
         PAGE=text.block_size,
         NUMBERS=_NUMBERS,
@@ -161,6 +156,20 @@ def copy_rows(
         KEY_BITS=rule.KEY_BITS,
         num_warps=4,
     )
+    return keys_BX
+
+
+def copy_rows(
+    candidates: "Candidates", text: "Text", sampled_B: "Tensor", maps: "DepthMaps"
+) -> "CopiedChains":
+    """The twin is `prefer_copies` of what `find_copies` finds."""
+    from fledge.ops import copies as rule
+    from fledge.ops.tree import Candidates
+
+    num_requests, count = candidates.tokens_BC.shape
+    table_BP = text.table_BP.contiguous()
+    text = text._replace(newest_B=text.newest_B.contiguous())
+    keys_BX = _match_keys(text, table_BP)
     made = Candidates(
         torch.empty_like(candidates.tokens_BC),
         torch.empty_like(candidates.scores_BC),
@@ -172,8 +181,8 @@ def copy_rows(
         text.tokens_S,
         table_BP,
         text.lens_B,
-        newest_B,
-        keys,
+        text.newest_B,
+        keys_BX,
         rule.rule_by_match(text.lens_B.device),
         sampled_B.view(torch.uint8),
         maps.knots_K,
@@ -185,11 +194,11 @@ def copy_rows(
         made.scores_BC,
         made.logprobs_BC,
         is_copied_B.view(torch.uint8),
-        num_blocks,
+        table_BP.shape[1],
         count,
         maps.lines_MD2S.shape[1],
         PAGE=text.block_size,
-        PARTS=parts,
+        PARTS=keys_BX.shape[1],
         COUNT=max(16, power_of_two(count)),
         KNOTS=maps.knots_K.shape[0],
         LEAST=rule.LEAST_MATCH,

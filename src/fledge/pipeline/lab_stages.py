@@ -127,7 +127,9 @@ def forecast_bench(road: Road) -> Forecast:
 
 def _arms(road: Road, head: Path) -> list[Arm]:
     settings, tuned = road.recipe.select, tuned_settings(road)
-    engine = EngineSettings(tree=settings.tree, controller=settings.controller)
+    engine = EngineSettings(
+        tree=settings.tree, controller=settings.controller, copies=settings.copies
+    )
     if tuned is not None:
         engine = replace(
             engine, tree=tuned.tree, controller=tuned.controller or settings.controller

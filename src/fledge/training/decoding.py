@@ -139,6 +139,8 @@ class HeldOutDecoder:
         settings = EngineSettings(
             tree=TreeSettings(depth=depth, width=1, budget=depth),
             controller="fixed",
+            # What is copied would be the same with any head.
+            copies=False,
             max_requests=together,
             cache_tokens=together * blocks * block_size,
             # What older weights left in the head's memory must not meet newer ones.

@@ -72,7 +72,8 @@ def _compare(trial: Trial, export: Path) -> str:
         run = _run(trial, pair, prompts, tuple(sorted(facts.eos_token_ids)))
         (theirs,) = run_in_engine(engine, [run])
     with progress.task("running fledge", unit=""):
-        settings = EngineSettings(tree=tree, controller="fixed")
+        # Others ask the head for every draft.
+        settings = EngineSettings(tree=tree, controller="fixed", copies=False)
         ours = Engine.load(trial.target, trial.head, settings).generate(prompts, params)
     counted = our_acceptance(ours, depth, theirs.acceptance.counting)
     texts = [completion.token_ids for completion in ours]
