@@ -26,6 +26,8 @@ KEYS = {
     "head",
     "offered_at_depth",
     "accepted_at_depth",
+    "num_copies_offered",
+    "num_copies_accepted",
     "time_to_first_token_s",
     "time_per_token_s",
     "num_prompt_reused",
