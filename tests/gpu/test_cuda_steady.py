@@ -54,6 +54,22 @@ def test_a_forced_pair(tmp_path: Path, shape: str) -> None:
     assert token_ids(alone) == token_ids(plain)
 
 
+def test_copied_chains(tmp_path: Path) -> None:
+    """The device finds what was said before by itself, in captured cycles too."""
+    target = Target.load(save_forced_target(tmp_path / "t"), dtype=torch.float32, device=CUDA)
+    asked = [[*CIRCLE, *CIRCLE[: 7 + start]] for start in (0, 3, 9)]
+    params = SamplingParams(max_tokens=150, ignore_eos=True)
+    settings = settings_of("chain", controller="fixed")
+    plain = Engine(target, settings=replace(settings, graphs="off")).generate(asked, params)
+    for graphs in ("off", "on"):
+        engine = Engine(target, tiny_head(target), replace(settings, graphs=graphs))
+        for _ in range(2):
+            assert token_ids(engine.generate(asked, params)) == token_ids(plain)
+        stats = engine.stats
+        assert stats.num_copies_accepted == stats.num_copies_offered > 600
+    assert stats.num_replayed
+
+
 @pytest.mark.parametrize("mixes", [MIXES[:2], MIXES], ids=["free", "filtered"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3-hybrid"])
 def test_sampled_and_greedy(architecture: str, mixes: tuple[dict[str, Any], ...]) -> None:
