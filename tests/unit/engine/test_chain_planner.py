@@ -20,8 +20,10 @@ FIRST_ROW_S, ROW_S, STEP_S, OTHER_S = 5.5e-3, 1.2e-3, 0.3e-3, 0.2e-3
 class Machine:
     """Cycles of one request whose head says one probability and is right with another."""
 
-    def __init__(self, said: float, right: float, depth: int = 6) -> None:
-        self.said, self.right = said, right
+    def __init__(
+        self, said: float, right: float, depth: int = 6, *, is_copied: bool = False
+    ) -> None:
+        self.said, self.right, self.is_copied = said, right, is_copied
         self.planner, self.random = AdaptiveChains(depth), random.Random(0)
         self.num_tokens = 0
         self.seconds = 0.0
@@ -39,7 +41,7 @@ class Machine:
         while num_levels < plan.depth and (num_levels == 0 or path >= plan.least_drafted):
             path *= self.said
             num_levels += 1
-            count += path >= plan.least_verified
+            count += path >= (plan.least_copied if self.is_copied else plan.least_verified)
         accepted = 0
         while accepted < count and self.random.random() < self.right:
             accepted += 1
@@ -53,7 +55,8 @@ class Machine:
             emitted=1 + accepted,
         )
         paths = path_probabilities([self.said] * count)
-        self.planner.observe(report, num_levels, [ChainOutcome(paths, accepted)])
+        outcome = ChainOutcome(paths, accepted, is_copied=self.is_copied)
+        self.planner.observe(report, num_levels, [outcome])
         self.num_tokens += 1 + accepted
         self.seconds += report.cycle_s / self.slowness
         self.lengths.append(count)
@@ -154,6 +157,19 @@ def test_an_interruption_says_nothing_of_rows() -> None:
     machine.run(3)
     after = machine.planner.state()["chains"]["row_s"]
     assert after == pytest.approx(before, rel=0.1)
+
+
+def test_copies_are_judged_apart_from_the_head() -> None:
+    copies, own = Machine(0.9, right=0.35, is_copied=True), Machine(0.9, right=0.35)
+    for machine in (copies, own):
+        machine.run(300)
+    of_copies, of_own = (machine.planner.state()["chains"] for machine in (copies, own))
+    assert of_copies["acceptance_at_probability"] == AdaptiveChains(6)._trust.shares()
+    assert of_own["acceptance_of_copies"] == AdaptiveChains(6)._trust_in_copies.shares()
+    assert of_copies["acceptance_of_copies"][9] < 0.6
+    assert of_own["acceptance_at_probability"][9] < 0.6
+    plan = copies.planner._plan()
+    assert plan.least_copied > 0.5 > plan.least_verified
 
 
 def test_who_plans() -> None:
