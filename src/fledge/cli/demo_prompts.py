@@ -9,7 +9,10 @@ PROMPTS = (
     "Anna reads 12 pages a day. How long does a book of 180 pages take her? Think step by step.",
     "Write a Python function that returns the largest of three numbers.",
     "Name three rivers, with one fact about each.",
+    "A box holds 24 eggs and 5 of them are broken. How many are whole in three such boxes?",
+    "Write a Python function that counts the vowels in a string.",
 )
+"""Two each of chat, math and code: the kinds of task that heads are chosen on."""
 
 
 def read_prompt_file(path: Path) -> tuple[str, ...]:
