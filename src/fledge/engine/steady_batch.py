@@ -23,7 +23,10 @@ from fledge.ops.settle import FIRST_TOKEN, Standing, settle
 from fledge.ops.staging import send
 from fledge.ops.tree import TreeBatch
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Places of batches; who is between two of them goes to the larger. Few places more cost nothing
+where there are few, and a size that has to be captured while its requests wait costs much."""
+
 _ROW, _LEN, _FRESH, _SAID, _DRAFTED, _GREEDY, _SEED, _TOP_K = range(8)
 _TEMPERATURE, _TOP_P, _MIN_P = range(8, 11)
 _NUM_LINES = 11

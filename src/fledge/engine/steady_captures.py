@@ -15,7 +15,7 @@ from fledge.contracts.progress import Progress
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.draft_plan import PLAIN, DraftPlan
 from fledge.engine.graphs import Graphs
-from fledge.engine.steady_batch import Filters, batch_size
+from fledge.engine.steady_batch import SIZES, Filters, batch_size
 from fledge.engine.steady_places import SteadyPlaces
 from fledge.engine.steady_plans import Plans
 from fledge.engine.steady_reading import SteadyReader
@@ -30,9 +30,6 @@ _LEAST_FREE = 0.03
 
 _RUNS = 2
 """The first run of a kind is an ordinary one, the second is captured."""
-
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Places of batches; who is between two of them goes to the larger."""
 
 _MOST_ROWS = 1024
 """Of passes over prompts; the device takes longer for more than the host does to ask for them."""
@@ -100,7 +97,7 @@ class CapturesAhead:
         for filters in _SAMPLINGS:
             yield from self._readings(filters, with_head=self._wanted is not None)
             most = batch_size(self._settings.max_requests)
-            for size in [most, *(size for size in _SIZES if size < most)]:
+            for size in [most, *(size for size in SIZES if size < most)]:
                 for plan in (PLAIN, *(self._wanted(size) if self._wanted is not None else ())):
                     yield self._cycle(size, plan, filters)
         if self._wanted is not None:

@@ -187,7 +187,7 @@ def test_no_first_token_waits_for_the_head(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("num_requests", "now", "expected"),
-    [(3, 0, 4), (9, 0, 12), (200, 0, 256), (3, 256, 4), (5, 256, 256), (300, 256, 384)],
+    [(3, 0, 4), (9, 0, 16), (200, 0, 256), (3, 256, 4), (5, 256, 256), (300, 256, 384)],
 )
 def test_sizes_of_batches(
     monkeypatch: pytest.MonkeyPatch, num_requests: int, now: int, expected: int
