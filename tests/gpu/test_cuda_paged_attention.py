@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fledge.models.attention import attend_packed
+from fledge.ops import paged_shape
 from fledge.ops.attention import AttentionSpec, attend_plain
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.kv import KVPool
@@ -138,15 +139,31 @@ def test_head_sizes_and_groups(heads: Heads, dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_company_changes_no_bits(heads: Heads, window: int | None, dtype: torch.dtype) -> None:
-    """Tiles of all sizes, and keys split over few programs, many or none."""
+    """Tiles of all sizes, and keys split over few programs, many or none.
+
+    Where memory is for many tokens, a second kernel joins the parts.
+    """
     like = torch.empty(0, dtype=dtype, device=CUDA)
-    request = Request(heads, 9_100, AttentionSpec(heads.size**-0.5, window), like)
-    for context in (5, 253, 1000, 9000):
-        alone = request.attend_alone(context, 64)
-        for company in COMPANIES:
-            found = request.attend(context, company)
-            is_other = (found != alone[: company.rows]).flatten(2).any(dim=2)
-            assert not is_other.any(), f"{company} behind {context}: {int(is_other.sum())} rows"
+    for most_tokens, contexts in ((9_100, (5, 253, 1000, 9000)), (1_100, (5, 253, 1000))):
+        request = Request(heads, most_tokens, AttentionSpec(heads.size**-0.5, window), like)
+        for context in contexts:
+            alone = request.attend_alone(context, 64)
+            for company in COMPANIES:
+                found = request.attend(context, company)
+                is_other = (found != alone[: company.rows]).flatten(2).any(dim=2)
+                assert not is_other.any(), f"{company} behind {context}: {int(is_other.sum())} rows"
+
+
+def test_long_contexts_have_the_bits_of_short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who joins the parts of a tile, and how many programs share it, changes no bit."""
+    request = Request(
+        LLAMA, 33_000, AttentionSpec(LLAMA.size**-0.5), torch.empty(0, dtype=torch.bfloat16).cuda()
+    )
+    asked = [(context, Company(4, rows)) for context in (300, 8190, 32_768) for rows in (1, 6)]
+    found = [request.attend(*one) for one in asked]
+    monkeypatch.setattr(paged_shape, "_LONG_PARTS", 10_000)
+    for one, other in zip(asked, found, strict=True):
+        assert torch.equal(request.attend(*one), other), str(one)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -4,7 +4,8 @@ A program owns one tile: some rows of one request, for all query heads that shar
 that every key is read once for all of them. Which request a tile belongs to, how far its rows see
 and where its keys lie is read on the device; the host knows only how many rows and requests there
 are. Where tiles are too few to fill the device, the keys of a tile are split over several programs,
-if it has many, and the program that is done last puts the parts together.
+if it has many. The program that is done last puts the parts together, or a second kernel does where
+contexts may be long.
 
     tile   request  rows           keys of a tile          numbers  0 ... context+first row | rest
      0        a     a0 a1 a2 a3                            seen     by every row            | masked
@@ -29,9 +30,10 @@ from torch import Tensor
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.launch_chain_triton import chained, wait_for_inputs
 from fledge.ops.paged_extent_triton import extent, lengths_of, locate
-from fledge.ops.paged_rows import FrontierRows, PagedRows, TreeRows
-from fledge.ops.paged_segments_triton import counts_for, leave_or_join, split_range
-from fledge.ops.paged_shape import PagedShape, paged_shape, power_of_two
+from fledge.ops.paged_join_triton import join_left
+from fledge.ops.paged_rows import FrontierRows, PagedRows
+from fledge.ops.paged_segments_triton import counts_for, leave_last, leave_or_join, split_range
+from fledge.ops.paged_shape import PagedShape, block_of, paged_shape, requests_at_once
 from fledge.ops.paged_tile_triton import find_slots, finish, load_rows, read_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -106,6 +108,8 @@ def _attend_kernel(
     IS_FRONTIER: tl.constexpr,
     IS_LOCATED: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_PARTED: tl.constexpr,
+    JOINS: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
     ROWS: tl.constexpr = M // GROUP
@@ -150,10 +154,16 @@ def _attend_kernel(
                 positions_ptr + start, seen_ptr + request * seen_stride_b, parts_ptr, max_ptr,
                 sum_ptr, scale, soft_cap, factor, window, width, key_stride_s, value_stride_s,
                 seen_stride_r, KEY_SIZE, VALUE_SIZE, KEY_BLOCK, VALUE_BLOCK, PAGE, M, N, SEGMENT,
-                HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER, IS_SPLIT,
+                HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER, IS_SPLIT, IS_PARTED,
             )  # fmt: skip
             is_whole = True
-            if IS_SPLIT:
+            if IS_SPLIT and not JOINS:
+                is_whole = leave_last(
+                    acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, place_M * num_parts,
+                    is_row_M, segment, begin < high, low - origin, end - origin, VALUE_SIZE,
+                    VALUE_BLOCK, SEGMENT,
+                )  # fmt: skip
+            elif IS_SPLIT:
                 # Tiles of a pass are counted as `locate` does: each has its own number.
                 counted = (start // ROWS + request + number) * NUM_GROUPS + group
                 acc_MD, max_M, sum_M, is_whole = leave_or_join(
@@ -202,20 +212,17 @@ def _launch(
     seen, context = rows.seen_BRS, rows.context_B
     if seen is not None and seen.stride(2) != 1:
         seen = seen.contiguous()
-    # What a kernel does not look at still needs a pointer.
-    tree, frontier = TreeRows(context, context, context, context), FrontierRows(1, 1, 0)
-    if isinstance(rows.rows, FrontierRows):
-        frontier = rows.rows
-    else:
-        tree = rows.rows
+    tree, frontier = rows.lengths
     num_groups, value_size = values_SGD.shape[1:]
+    left = _memory_for_parts(out_THD, shape)
+    factor = (spec.soft_cap or spec.scale) * _LOG2_E.value
     _attend_kernel[(shape.num_tiles * num_groups, shape.num_splits)](
         query_THD,
         keys_SGD,
         values_SGD,
         query_THD if spec.sinks_H is None else spec.sinks_H,
         out_THD,
-        *_memory_for_parts(out_THD, shape),
+        *left,
         rows.table_BP,
         tree.starts_B,
         tree.num_rows_B,
@@ -226,7 +233,7 @@ def _launch(
         context if seen is None else seen.view(torch.uint8),
         spec.scale * _LOG2_E.value,
         (spec.soft_cap or 0.0) * _LOG2_E.value,
-        (spec.soft_cap or spec.scale) * _LOG2_E.value,
+        factor,
         spec.window or 0,
         rows.num_requests,
         shape.tiles_each,
@@ -242,13 +249,13 @@ def _launch(
         GROUP=query_THD.shape[1] // num_groups,
         KEY_SIZE=query_THD.shape[2],
         VALUE_SIZE=value_size,
-        KEY_BLOCK=_block(query_THD.shape[2]),
-        VALUE_BLOCK=_block(value_size),
+        KEY_BLOCK=block_of(query_THD.shape[2]),
+        VALUE_BLOCK=block_of(value_size),
         PAGE=rows.block_size,
         M=shape.tile,
         N=shape.keys,
         SEGMENT=shape.segment,
-        REQUESTS=32 if rows.num_requests <= 32 else max(256, power_of_two(rows.num_requests)),
+        REQUESTS=requests_at_once(rows.num_requests),
         HAS_SEEN=seen is not None,
         HAS_WINDOW=spec.window is not None,
         HAS_SOFT_CAP=spec.soft_cap is not None,
@@ -256,9 +263,13 @@ def _launch(
         IS_FRONTIER=isinstance(rows.rows, FrontierRows),
         IS_LOCATED=shape.is_located,
         IS_SPLIT=shape.num_splits > 1,
+        IS_PARTED=shape.is_parted,
+        JOINS=shape.joins,
         **chained(query_THD.device),
         **shape.options,
     )
+    if shape.num_splits > 1 and not shape.joins:
+        join_left(rows, spec, shape, left[:3], out_THD, num_groups, factor)
 
 
 def _memory_for_parts(out_THD: Tensor, shape: PagedShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -270,8 +281,3 @@ def _memory_for_parts(out_THD: Tensor, shape: PagedShape) -> tuple[Tensor, Tenso
     parts = out_THD.new_empty(*places, out_THD.shape[2], dtype=torch.float32)
     maxima, sums = out_THD.new_empty(2, *places, dtype=torch.float32)
     return parts, maxima, sums, counts_for(out_THD.device)
-
-
-def _block(size: int) -> int:
-    """Columns of a tile for rows of this size: tensor cores take powers of two from 16 on."""
-    return max(16, power_of_two(size))

@@ -56,3 +56,11 @@ class PagedRows:
     @property
     def num_rows(self) -> int:
         return self.positions_T.shape[0]
+
+    @property
+    def lengths(self) -> tuple[TreeRows, FrontierRows]:
+        """Both kinds for kernels: what one does not look at still needs a pointer."""
+        context = self.context_B
+        if isinstance(self.rows, FrontierRows):
+            return TreeRows(context, context, context, context), self.rows
+        return self.rows, FrontierRows(1, 1, 0)

@@ -11,6 +11,9 @@ joined from the oldest to the newest. Whether one program reads all or some each
               part, count 1  part, count 3  part, count 2
                              joins 0, 1, 2; count 0 again
 
+Behind long contexts parts are many, and a kernel of its own joins them (`paged_join_triton`):
+several programs for each tile.
+
 Segments are longer further on, so that parts stay few. To multiply and add is always written as one
 operation: the compiler would make it one here and two there.
 
@@ -199,3 +202,32 @@ def leave_or_join(
                 M, SIZE, BLOCK,
             )  # fmt: skip
     return acc_MD, max_M, sum_M, is_whole
+
+
+@triton.jit
+def leave_last(
+    acc_MD,
+    max_M,
+    sum_M,
+    parts_ptr,
+    max_ptr,
+    sum_ptr,
+    part_M,
+    is_row_M,
+    segment,
+    has_keys,
+    low,
+    end,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):
+    """Whether a tile lies within one segment; else leave the program's last part for later."""
+    border, _ = segment_border(low + 1, SEGMENT)
+    is_whole = border >= end
+    if has_keys & (border < end):
+        leave(
+            acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, part_M + segment, is_row_M, SIZE,
+            BLOCK,
+        )  # fmt: skip
+    return is_whole

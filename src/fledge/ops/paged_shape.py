@@ -16,6 +16,10 @@ SEGMENTS_OF_A_LENGTH = 32
 """From the first number on; behind them, segments are twice as long each time numbers double."""
 
 _MOST_SPLITS = 32
+_MOST_SPLITS_OF_SMALL = 64
+_LONG_PARTS = 16
+"""More segments than these are joined by a kernel of its own."""
+
 _SEGMENT = 256
 """Keys of a segment: programs that share a tile have some of its segments each. How long they are
 decides the last bits of sums, so that it must not depend on a pass."""
@@ -58,6 +62,12 @@ class PagedShape:
     num_parts: int
     """Segments of a request at most."""
 
+    is_parted: bool
+    """Whether keys that every row sees have a loop of their own."""
+
+    joins: bool
+    """Whether the last program of a tile joins its parts, or another kernel does."""
+
     @property
     def options(self) -> dict[str, int]:
         """What the compiler is told."""
@@ -77,6 +87,16 @@ def num_segments(num_keys: int, segment: int) -> int:
 def power_of_two(count: int) -> int:
     """The smallest that is not below."""
     return 1 << (count - 1).bit_length()
+
+
+def block_of(size: int) -> int:
+    """Columns of a tile for rows of this size: tensor cores take powers of two from 16 on."""
+    return max(16, power_of_two(size))
+
+
+def requests_at_once(count: int) -> int:
+    """How many places kernels look at to find the request of a tile; few sizes, few kernels."""
+    return 32 if count <= 32 else max(256, power_of_two(count))
 
 
 class _Device(NamedTuple):
@@ -110,31 +130,41 @@ def paged_shape(
     tile = power_of_two(-(-rows.num_rows // rows.num_requests) * group)
     tile = max(16, power_of_two(group), min(tile, largest))
     num_tiles, tiles_each, is_located = _tiles(rows, tile // group)
-    # Small tiles need little room, so that several fit on a processor at once. More than two would
-    # be faster only if all had keys: a program without any still takes its turn.
-    wanted = device.num_processors * (1 if tile >= 64 else 2)
     capacity = rows.table_BP.shape[1] * rows.block_size
     num_parts = num_segments(capacity, _SEGMENT)
+    is_long = num_parts > _LONG_PARTS
     part_bytes = 4 * rows.num_rows * group * num_groups * num_parts * head_size
-    num_splits = min(wanted // (num_tiles * num_groups), _MOST_SPLITS, num_parts)
+    num_splits = min(_most_splits(device, tile, num_tiles * num_groups, is_long), num_parts)
     if part_bytes > _MOST_PART_BYTES:
         num_splits = 1
     # Programs that join parts hold more, and are not so many that they need be small.
-    is_lean = tile < 64 and num_splits <= 1 and not (is_wide or is_float)
+    is_lean = tile < 64 and num_splits <= 1 or tile == 16 and is_long
     return PagedShape(
         tile=tile,
         # The same for tiles of all sizes: it decides the last bits of sums.
         keys=max(16, 32 >> (is_wide + is_float + is_small)),
         num_warps=8 if tile >= 128 else 4,
         num_stages=2 if is_float or is_wide or is_small else 3,
-        registers=128 if is_lean and device.has_registers else None,
+        registers=128 if is_lean and not (is_wide or is_float) and device.has_registers else None,
         num_tiles=num_tiles,
         tiles_each=tiles_each,
         is_located=is_located,
         num_splits=max(1, num_splits),
         segment=_SEGMENT,
         num_parts=num_parts,
+        is_parted=tile >= 64 or is_long,
+        joins=not is_long,
     )
+
+
+def _most_splits(device: _Device, tile: int, num_tiles: int, is_long: bool) -> int:
+    """Programs for each of so many tiles that fill the device."""
+    if not is_long:
+        # Small tiles need little room, so that several fit on a processor at once. More than two
+        # would be faster only if all had keys: a program without any still takes its turn.
+        return min(device.num_processors * (1 if tile >= 64 else 2) // num_tiles, _MOST_SPLITS)
+    most = _MOST_SPLITS_OF_SMALL if tile == 16 else _MOST_SPLITS
+    return min(device.num_processors * (1 if tile >= 64 else 4) // num_tiles, most)
 
 
 def _tiles(rows: PagedRows, rows_each: int) -> tuple[int, int, bool]:

@@ -36,7 +36,7 @@ def find_slots(
     numbers_N = begin + tl.arange(0, N)
     is_key_N = is_read(numbers_N, oldest, high, HAS_WINDOW)
     blocks_N = tl.load(table_ptr + numbers_N // PAGE, mask=is_key_N, other=0)
-    return blocks_N.to(tl.int64) * PAGE + numbers_N % PAGE
+    return blocks_N.to(tl.int32) * PAGE + numbers_N % PAGE
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def load_rows(
 ):
     """Rows of some slots, [N, BLOCK]; what is masked is 0, never what happens to lie there."""
     dims = tl.arange(0, BLOCK)
-    ptrs = pool_ptr + (slots_N * stride)[:, None] + dims[None, :]
+    ptrs = pool_ptr + (slots_N.to(tl.int64) * stride)[:, None] + dims[None, :]
     if IS_FULL and SIZE == BLOCK:
         rows = tl.load(ptrs)
     elif IS_FULL:
@@ -257,6 +257,7 @@ def read_tile(
     HAS_SOFT_CAP: tl.constexpr,
     IS_FRONTIER: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_PARTED: tl.constexpr,
 ):
     """Keys from `low` to `high`: their total, or if it is split the last segment and which it is.
 
@@ -267,8 +268,8 @@ def read_tile(
     total_MD, total_max_M, total_sum_M = acc_MD, max_M, tl.zeros([M], tl.float32)
     border, segment = segment_border(low + 1 - origin, SEGMENT)
     border, segment = border + origin, segment - 1
-    if M >= 64 and not HAS_WINDOW:
-        # A loop without masks is faster, and one after another only costs small tiles time.
+    if IS_PARTED and not HAS_WINDOW:
+        # A loop without masks has fewer instructions; two loops cost tiles with few keys time.
         full = low + tl.maximum(tl.minimum(common, high) - low, 0) // N * N
         acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment = read_span(
             acc_MD, max_M, sums_MN, total_MD, total_max_M, total_sum_M, border, segment, query_MD,

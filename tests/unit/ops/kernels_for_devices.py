@@ -23,6 +23,7 @@ from fledge.ops import (
     kv_triton,
     norms_triton,
     paged_attention_triton,
+    paged_join_triton,
     rope_write_triton,
     top_logprobs_triton,
 )
@@ -94,6 +95,7 @@ def attention(size: int, **changes: object) -> dict[str, object]:
     block = max(16, 1 << (size - 1).bit_length())
     others = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_SINKS", "IS_FRONTIER", "IS_LOCATED", "IS_SPLIT")
     facts = {"HAS_SEEN": True, **dict.fromkeys(others, False), "IS_CHAINED": True}
+    facts |= {"IS_PARTED": True, "JOINS": True}
     sizes = {"KEY_SIZE": size, "VALUE_SIZE": size, "KEY_BLOCK": block, "VALUE_BLOCK": block}
     sizes |= {"NUM_GROUPS": 3, "GROUP": 3, "PAGE": 16, "SEGMENT": 256, "REQUESTS": 32}
     return {**sizes, **facts, **changes}
@@ -107,6 +109,12 @@ def main() -> None:
     compiled("small tiles", attend, attention(64, **SMALL), "bf16", HOPPER)
     frontier = attention(96, **SMALL, **everything, IS_FRONTIER=True, IS_SPLIT=True)
     compiled("a frontier with everything", attend, frontier, "bf16", HOPPER)
+    long = attention(128, **SMALL, IS_SPLIT=True, JOINS=False)
+    compiled("small tiles over long contexts", attend, long, "bf16", HOPPER)
+    parts = {"NUM_GROUPS": 8, "GROUP": 4, "SIZE": 128, "BLOCK": 128, "M": 32, "N": 32, "C": 2}
+    parts |= dict.fromkeys(("HAS_WINDOW", "HAS_SINKS", "IS_FRONTIER", "IS_LOCATED"), False)
+    parts |= {"SEGMENT": 256, "REQUESTS": 32, "IS_CHAINED": True, "num_warps": 2}
+    compiled("join", paged_join_triton._join_kernel, parts, "fp32", HOPPER)
     compiled("half tiles", attend, attention(64, **HALVES, IS_CHAINED=False), "fp16", GRAPHICS)
     sizes = {"FIRST_WIDTH": 384, "FIRST_SIZE": 96, "SECOND_WIDTH": 384, "SECOND_SIZE": 96}
     compiled("write", kv_triton._write_kernel, {**sizes, "COLUMNS": 512}, "bf16", HOPPER)

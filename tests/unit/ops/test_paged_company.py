@@ -38,7 +38,7 @@ SPECS = {
 
 @pytest.fixture
 def told() -> Iterator[dict[str, int]]:
-    """Short segments, and how many programs share a tile as a test says it."""
+    """Short segments; how many programs share a tile and who joins its parts as a test says it."""
     told = {"segment": SEGMENT}
 
     def shaped(rows: PagedRows, **sizes: Any) -> PagedShape:
@@ -73,10 +73,31 @@ def test_company_changes_no_bits(
         (2, Company(1, NUM_ROWS)),
         (1, Company(1, 12, is_chunk=True)),
     ]:
-        told["num_splits"] = num_splits
+        told |= {"num_splits": num_splits, "joins": True, "is_parted": False}
         count = min(company.rows, NUM_ROWS)
         for found in request.attend(context, company):
             assert torch.equal(found[:count], alone[:count]), (str(company), num_splits)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "dtype"),
+    [
+        ("plain", 3 * SEGMENT - 2, torch.float16),
+        ("window", 2 * SEGMENT + 20, torch.float32),
+        ("soft cap and sinks", SEGMENT - 2, torch.float32),
+    ],
+)
+def test_a_second_kernel_joins_the_same_bits(
+    name: str, context: int, dtype: torch.dtype, told: dict[str, int]
+) -> None:
+    """Also where some tiles lie within one segment, and keys that all see have a loop."""
+    request = Request(HEADS, context + 12, SPECS[name], torch.empty(0, dtype=dtype))
+    told["num_splits"] = 1
+    alone = request.attend_alone(context, NUM_ROWS)
+    told |= {"num_splits": 3, "joins": False, "is_parted": True}
+    for company in (Company(2, NUM_ROWS), Company(1, 12, is_chunk=True)):
+        for found in request.attend(context, company):
+            assert torch.equal(found[:NUM_ROWS], alone), str(company)
 
 
 def test_a_window_inside_one_long_segment_is_one_programs(told: dict[str, int]) -> None:
@@ -85,10 +106,11 @@ def test_a_window_inside_one_long_segment_is_one_programs(told: dict[str, int]) 
     request = Request(HEADS, context + 12, spec, torch.empty(0))
     told["num_splits"] = 1
     alone = request.attend_alone(context, 1)
-    told["num_splits"] = 3
-    (found,) = request.attend(context, Company(1, 1))
-    assert torch.equal(found, alone)
-    assert found.abs().max() > 0
+    for joins in (True, False):
+        told |= {"num_splits": 3, "joins": joins}
+        (found,) = request.attend(context, Company(1, 1))
+        assert torch.equal(found, alone)
+        assert found.abs().max() > 0
 
 
 def test_host_and_device_count_segments_alike() -> None:
