@@ -220,9 +220,7 @@ def test_all_corpora_are_on_the_card(tmp_path: Path, head: Path, target: Path) -
     assert "covers 98.8% of what it said in the first." in card
     assert card.count("| tokenize |") == 2
     turned = replace(given, corpora=[second, first])
-    with pytest.raises(
-        MismatchError, match=r"and \w{16}, and --corpus names \w{16} and \w"
-    ):
+    with pytest.raises(MismatchError, match=r"and \w{16}, and --corpus names \w{16} and \w"):
         ship_head(head, turned, **options, progress=SilentProgress())
 
 
