@@ -32,7 +32,7 @@ from fledge.ops.launch_chain_triton import chained, wait_for_inputs
 from fledge.ops.paged_extent_triton import extent, lengths_of, locate
 from fledge.ops.paged_join_triton import join_left
 from fledge.ops.paged_rows import FrontierRows, PagedRows
-from fledge.ops.paged_segments_triton import counts_for, leave_last, leave_or_join, split_range
+from fledge.ops.paged_segments_triton import counts_for, leave_or_join, split_range
 from fledge.ops.paged_shape import PagedShape, block_of, paged_shape, requests_at_once
 from fledge.ops.paged_tile_triton import find_slots, finish, load_rows, read_tile
 
@@ -157,19 +157,13 @@ def _attend_kernel(
                 HAS_SEEN, HAS_WINDOW, HAS_SOFT_CAP, IS_FRONTIER, IS_SPLIT, IS_PARTED,
             )  # fmt: skip
             is_whole = True
-            if IS_SPLIT and not JOINS:
-                is_whole = leave_last(
-                    acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, place_M * num_parts,
-                    is_row_M, segment, begin < high, low - origin, end - origin, VALUE_SIZE,
-                    VALUE_BLOCK, SEGMENT,
-                )  # fmt: skip
-            elif IS_SPLIT:
+            if IS_SPLIT:
                 # Tiles of a pass are counted as `locate` does: each has its own number.
                 counted = (start // ROWS + request + number) * NUM_GROUPS + group
                 acc_MD, max_M, sum_M, is_whole = leave_or_join(
                     acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, counts_ptr + counted,
                     place_M * num_parts, is_row_M, segment, begin < high, low - origin,
-                    end - origin, num_live, factor, M, VALUE_SIZE, VALUE_BLOCK, SEGMENT,
+                    end - origin, num_live, factor, M, VALUE_SIZE, VALUE_BLOCK, SEGMENT, JOINS,
                 )  # fmt: skip
             if is_whole:
                 finish(
@@ -214,8 +208,7 @@ def _launch(
         seen = seen.contiguous()
     tree, frontier = rows.lengths
     num_groups, value_size = values_SGD.shape[1:]
-    left = _memory_for_parts(out_THD, shape)
-    factor = (spec.soft_cap or spec.scale) * _LOG2_E.value
+    left, factor = _memory_for_parts(out_THD, shape), (spec.soft_cap or spec.scale) * _LOG2_E.value
     _attend_kernel[(shape.num_tiles * num_groups, shape.num_splits)](
         query_THD,
         keys_SGD,

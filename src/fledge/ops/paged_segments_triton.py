@@ -181,10 +181,11 @@ def leave_or_join(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     SEGMENT: tl.constexpr,
+    JOINS: tl.constexpr,
 ):
     """What all keys of a tile come to and True, for the program that is last; else leave a part.
 
-    A tile within one segment has nobody to wait for.
+    A tile within one segment has nobody to wait for. Where nobody `JOINS`, all leave their parts.
     """
     border, after_first = segment_border(low + 1, SEGMENT)
     is_whole = border >= end
@@ -194,40 +195,12 @@ def leave_or_join(
                 acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, part_M + segment, is_row_M,
                 SIZE, BLOCK,
             )  # fmt: skip
-        is_whole = is_last(count_ptr, num_live)
-        if is_whole:
-            _, after_last = segment_border(end, SEGMENT)
-            acc_MD, max_M, sum_M = join_parts(
-                parts_ptr, max_ptr, sum_ptr, part_M, is_row_M, after_first - 1, after_last, factor,
-                M, SIZE, BLOCK,
-            )  # fmt: skip
+        if JOINS:
+            is_whole = is_last(count_ptr, num_live)
+            if is_whole:
+                _, after_last = segment_border(end, SEGMENT)
+                acc_MD, max_M, sum_M = join_parts(
+                    parts_ptr, max_ptr, sum_ptr, part_M, is_row_M, after_first - 1, after_last,
+                    factor, M, SIZE, BLOCK,
+                )  # fmt: skip
     return acc_MD, max_M, sum_M, is_whole
-
-
-@triton.jit
-def leave_last(
-    acc_MD,
-    max_M,
-    sum_M,
-    parts_ptr,
-    max_ptr,
-    sum_ptr,
-    part_M,
-    is_row_M,
-    segment,
-    has_keys,
-    low,
-    end,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SEGMENT: tl.constexpr,
-):
-    """Whether a tile lies within one segment; else leave the program's last part for later."""
-    border, _ = segment_border(low + 1, SEGMENT)
-    is_whole = border >= end
-    if has_keys & (border < end):
-        leave(
-            acc_MD, max_M, sum_M, parts_ptr, max_ptr, sum_ptr, part_M + segment, is_row_M, SIZE,
-            BLOCK,
-        )  # fmt: skip
-    return is_whole
