@@ -109,13 +109,19 @@ class Graphs:
         return None if found is None else found.number
 
     def run(
-        self, kind: Hashable, work: Callable[[], Result], *, seen_as: Hashable | None = None
+        self,
+        kind: Hashable,
+        work: Callable[[], Result],
+        *,
+        seen_as: Hashable | None = None,
+        is_pass: bool = True,
     ) -> tuple[Result, int | None]:
         """Do the work; runs of one kind must read and write the same tensors.
 
         Beside the result comes the number of the graph that holds it: its tensors are the same
         after every run with that number. None for a result of its own. Work that `launch` has done
-        under the name `seen_as` need not run piece by piece again.
+        under the name `seen_as` need not run piece by piece again. Work that is no pass of a model
+        says nothing of what launching one takes.
         """
         found = self._graphs.get(kind)
         if found is None:
@@ -123,11 +129,11 @@ class Graphs:
                 return work(), None
             name = kind if seen_as is None else seen_as
             if name not in self._seen:
-                return self.launch(name, work), None
+                return self.launch(name, work, is_pass=is_pass), None
             self._seen.move_to_end(name)
             started = time.perf_counter()
             found = self._try_to_capture(work)
-            self._spent(started)
+            self._spent(started, is_pass)
             if found is None:
                 self.counts.launched += 1
                 return work(), None
@@ -140,22 +146,23 @@ class Graphs:
         found.graph.replay()
         return found.result, found.number
 
-    def launch(self, name: Hashable, work: Callable[[], Result]) -> Result:
+    def launch(self, name: Hashable, work: Callable[[], Result], *, is_pass: bool = True) -> Result:
         """Do work piece by piece, and remember that kernels of its kind have run."""
         if not self.is_capturing:
             return work()
         self.counts.launched += 1
         started = time.perf_counter()
         result = work()
-        self._spent(started)
+        self._spent(started, is_pass)
         self._seen[name] = None  # only now: a run that was cut short has prepared nothing
         if len(self._seen) > _MOST_SEEN:
             self._seen.popitem(last=False)
         return result
 
-    def _spent(self, started: float) -> None:
+    def _spent(self, started: float, is_pass: bool) -> None:
         seconds = time.perf_counter() - started
-        self._costs_s.append(seconds)
+        if is_pass:
+            self._costs_s.append(seconds)
         self.counts.cold_s += seconds
 
     def _try_to_capture(self, work: Callable[[], Result]) -> _Captured[Result] | None:

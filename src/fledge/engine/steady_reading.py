@@ -64,6 +64,8 @@ class Passed(NamedTuple):
     packed: TreePass
     features_TF: Tensor
     graph: int | None = None
+    is_exact: bool = False
+    """Whether the pass is as long as its prompts, and none of its kind will be captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,10 @@ class SteadyReader:
             num_rows = num_tokens
         reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
         self._fill(reading, chunks, drafted)
-        passed = self._run(reading, filters) if is_exact else self._run_captured(reading, filters)
-        return reading.batch, passed
+        if not is_exact:
+            return reading.batch, self._run_captured(reading, filters)
+        passed = self._run(reading, filters)
+        return reading.batch, None if passed is None else passed._replace(is_exact=True)
 
     def tell_head(self, passed: Passed | None, *, with_entries: bool) -> None:
         """Keep the features of a pass for the head; `with_entries` has it read the tokens too."""
@@ -139,10 +143,13 @@ class SteadyReader:
                 self._drafter.store_entries(passed.packed)
 
         name = ("told", passed.packed.num_tokens, with_entries)
-        if passed.graph is None:  # features lie where none will lie again
-            self._graphs.launch(name, work)
+        if passed.is_exact:
+            work()
+        elif passed.graph is None:  # features lie where none will lie again
+            self._graphs.launch(name, work, is_pass=False)
         else:
-            self._graphs.run(("tell", passed.graph, with_entries), work, seen_as=name)
+            kind = ("tell", passed.graph, with_entries)
+            self._graphs.run(kind, work, seen_as=name, is_pass=False)
 
     def _is_long(self, num_tokens: int, num_rows: int, *, is_ready: bool) -> bool:
         """Whether launching the pass piece by piece is no slower than a captured one that fits."""
