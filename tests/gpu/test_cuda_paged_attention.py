@@ -144,7 +144,7 @@ def test_company_changes_no_bits(heads: Heads, window: int | None, dtype: torch.
     Where memory is for many tokens, a second kernel joins the parts.
     """
     like = torch.empty(0, dtype=dtype, device=CUDA)
-    for most_tokens, contexts in ((9_100, (5, 253, 1000, 9000)), (1_100, (5, 253, 1000))):
+    for most_tokens, contexts in ((13_000, (5, 253, 1000, 9000)), (9_100, (5, 1000, 9000))):
         request = Request(heads, most_tokens, AttentionSpec(heads.size**-0.5, window), like)
         for context in contexts:
             alone = request.attend_alone(context, 64)

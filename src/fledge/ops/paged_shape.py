@@ -17,8 +17,9 @@ SEGMENTS_OF_A_LENGTH = 32
 
 _MOST_SPLITS = 32
 _MOST_SPLITS_OF_SMALL = 64
-_LONG_PARTS = 16
-"""More segments than these are joined by a kernel of its own."""
+_LONG_PARTS = 40
+"""Where a request may have more, for 12k tokens, a kernel of its own joins them. It takes its turn
+behind short contexts as well, for nothing."""
 
 _SEGMENT = 256
 """Keys of a segment: programs that share a tile have some of its segments each. How long they are
@@ -138,7 +139,7 @@ def paged_shape(
     if part_bytes > _MOST_PART_BYTES:
         num_splits = 1
     # Programs that join parts hold more, and are not so many that they need be small.
-    is_lean = tile < 64 and num_splits <= 1 or tile == 16 and is_long
+    is_lean = (tile < 64 and num_splits <= 1) or (tile == 16 and is_long)
     return PagedShape(
         tile=tile,
         # The same for tiles of all sizes: it decides the last bits of sums.
@@ -152,19 +153,20 @@ def paged_shape(
         num_splits=max(1, num_splits),
         segment=_SEGMENT,
         num_parts=num_parts,
-        is_parted=tile >= 64 or is_long,
+        is_parted=tile >= 64 or (is_long and num_splits > 1),
         joins=not is_long,
     )
 
 
 def _most_splits(device: _Device, tile: int, num_tiles: int, is_long: bool) -> int:
     """Programs for each of so many tiles that fill the device."""
-    if not is_long:
-        # Small tiles need little room, so that several fit on a processor at once. More than two
-        # would be faster only if all had keys: a program without any still takes its turn.
-        return min(device.num_processors * (1 if tile >= 64 else 2) // num_tiles, _MOST_SPLITS)
+    # Small tiles need little room, so that several fit on a processor at once. More than two would
+    # be faster only if all had keys: a program without any still takes its turn.
+    num_splits = min(device.num_processors * (1 if tile >= 64 else 2) // num_tiles, _MOST_SPLITS)
+    if not is_long or num_splits <= 1 or tile >= 64:
+        return num_splits
     most = _MOST_SPLITS_OF_SMALL if tile == 16 else _MOST_SPLITS
-    return min(device.num_processors * (1 if tile >= 64 else 4) // num_tiles, most)
+    return min(device.num_processors * 4 // num_tiles, most)
 
 
 def _tiles(rows: PagedRows, rows_each: int) -> tuple[int, int, bool]:

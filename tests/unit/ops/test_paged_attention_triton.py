@@ -203,6 +203,17 @@ def test_long_contexts_of_few_rows_are_split() -> None:
     assert whole.num_splits == 1
 
 
+def test_another_kernel_joins_the_parts_of_long_contexts_only() -> None:
+    for tokens, is_long in ((12_288, False), (12_289, True)):
+        rows = tree_pass([(40, 6, 0)], None).paged(None)
+        rows = replace(rows, table_BP=torch.zeros(1, -(-tokens // rows.block_size)))
+        shape = paged_shape(rows, group=4, num_groups=1, head_size=64, dtype=torch.bfloat16)
+        assert (shape.joins, shape.is_parted) == (not is_long, is_long)
+        many = replace(rows, context_B=torch.zeros(64), positions_T=torch.zeros(384))
+        shape = paged_shape(many, group=4, num_groups=1, head_size=64, dtype=torch.bfloat16)
+        assert (shape.num_splits, shape.is_parted) == (1, False)
+
+
 @given(st.one_of(tree_passes(), frontier_passes()))
 @settings(max_examples=15)
 def test_small_passes_with_blocks_that_are_gone(case: PagedCase) -> None:
