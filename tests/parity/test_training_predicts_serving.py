@@ -79,7 +79,9 @@ class Trained:
 
     def engine(self, max_requests: int = 64) -> Engine:
         tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
-        settings = EngineSettings(tree=tree, controller="fixed", max_requests=max_requests)
+        settings = EngineSettings(
+            tree=tree, controller="fixed", copies=False, max_requests=max_requests
+        )
         return Engine(self.target, self.head, settings)
 
 
@@ -124,7 +126,7 @@ def test_a_head_trained_for_seconds_doubles_what_a_pass_yields(
     engine = Engine.load(
         str(language_target),
         head=trained.run,
-        settings=EngineSettings(tree=tree, controller="fixed"),
+        settings=EngineSettings(tree=tree, controller="fixed", copies=False),
         device="cpu",
     )
     answers = engine.generate(prompts, SamplingParams(max_tokens=80))

@@ -53,7 +53,8 @@ def test_counts_are_those_of_a_fresh_engine_whatever_was_measured_before(target:
         target, first.config, first.draft_to_target_V, PROMPTS, depth=3, max_tokens=20
     )
     second.draft_to_target_V = first.draft_to_target_V
-    settings = EngineSettings(tree=TreeSettings(depth=3, width=1, budget=3), controller="fixed")
+    tree = TreeSettings(depth=3, width=1, budget=3)
+    settings = EngineSettings(tree=tree, controller="fixed", copies=False)
     for head in (first, second, first):
         fresh = Engine(target, head, settings)
         answers = fresh.generate(PROMPTS, SamplingParams(max_tokens=20))
