@@ -94,7 +94,7 @@ class EngineChoice:
         }
         options["--head"] = "none" if self.head is None else str(self.head)
         copies = "--copies" if self.engine.copies else "--no-copies"
-        return [*(str(word) for pair in options.items() for word in pair), copies]
+        return [copies, *(str(word) for pair in options.items() for word in pair)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
