@@ -25,6 +25,8 @@ _LENGTHS = (1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 12)
 _COUNTERS = {
     "passes": ("num_passes", "Target passes."),
     "drafts": ("num_drafts", "Drafted tokens that were verified."),
+    "copies_offered": ("num_copies_offered", "Drafts that were copied, to the first refused."),
+    "copies_accepted": ("num_copies_accepted", "Copied drafts that were accepted."),
     "request_cycles": ("num_request_cycles", "Decode cycles, once for each request in them."),
     "emitted_tokens": ("num_emitted", "Tokens that decode cycles yielded."),
     "preemptions": ("num_preemptions", "Requests that had to give up their memory."),
