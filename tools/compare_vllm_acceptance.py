@@ -245,9 +245,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     }
     theirs, ours = found[options.engine, "head"], found["fledge", "head"]
     room = room_for(options, read_groups(options))
-    engine = Engine.load(
-        options.target, settings=EngineSettings(cache_tokens=room), dtype=options.dtype
-    )
+    settings = EngineSettings(cache_tokens=room)
+    engine = Engine.load(options.target, settings=settings, dtype=options.dtype)
     groups = {
         str(size): compare_group(
             engine,
