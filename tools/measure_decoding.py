@@ -83,6 +83,7 @@ class Bench:
             cache_tokens=size * (PROMPT_LEN + self.options.answer_len + 64),
             share_prefixes=False,
             graphs=self.options.graphs,
+            copies=self.options.rate is None,  # drafts that are right by chance are a head's
         )
         if way == PLAIN:
             return Engine(self.target, settings=settings)

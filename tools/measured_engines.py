@@ -151,6 +151,7 @@ class Subject:
             share_prefixes=False,
             controller="adaptive" if way == ADAPTIVE else "fixed",
             graphs=graphs,
+            copies=self.rule is None,  # drafts that are right by chance are a head's
         )
         if way == PLAIN:
             return Engine(self.target, settings=settings, waits_for_cycles=waits_for_cycles)
