@@ -2,7 +2,7 @@
 
     python tools/measure_copies.py --head HEAD --suite gsm8k --suite humaneval --out FILE.json
 
-Chains of a fixed length, greedy, one request at a time; all ways answer the same prompts in turns,
+Chains, greedy, one request at a time; all ways answer the same prompts in turns,
 each prompt twice, and the faster time counts. The texts must be equal.
 """
 
@@ -19,8 +19,10 @@ import torch
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts import provenance
 from fledge.contracts.outputs import Completion
+from fledge.contracts.settings import CONTROLLERS
+from fledge.engine.timing import measure_pass_times
 from fledge.lab.suites import load_suite
-from fledge.models.head_files import load_head
+from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.placement import pick_device, pick_dtype
 from fledge.models.resolve import resolve_target
 from fledge.models.target import Target
@@ -31,13 +33,19 @@ ROUNDS = 2
 def engines(options: argparse.Namespace, target: Target) -> dict[str, Engine]:
     tree = TreeSettings(depth=options.depth, width=1, budget=options.depth)
     settings = EngineSettings(
-        tree=tree, controller="fixed", max_requests=1, share_prefixes=False, cache_tokens=8192
+        tree=tree,
+        controller=options.controller,
+        max_requests=1,
+        share_prefixes=False,
+        cache_tokens=8192,
     )
-    head = load_head(options.head)
+    head, times = fit_to_target(load_head(options.head), target), None
+    if options.controller == "adaptive":
+        times = measure_pass_times(target, head, settings, name=options.target)
     return {
         "plain": Engine(target, None, settings),
-        "head": Engine(target, head, replace(settings, copies=False)),
-        "copies": Engine(target, head, settings),
+        "head": Engine(target, head, replace(settings, copies=False), times=times),
+        "copies": Engine(target, head, settings, times=times),
     }
 
 
@@ -72,8 +80,8 @@ def measure(ways: dict[str, Engine], asked: Sequence[Any], max_tokens: int) -> d
     tallies = {name: Tally() for name in ways}
     for messages in asked:
         best: dict[str, tuple[float, Completion]] = {}
-        for _ in range(ROUNDS):
-            for name, engine in ways.items():
+        for number in range(ROUNDS):
+            for name, engine in reversed(ways.items()) if number % 2 else ways.items():
                 started = time.perf_counter()
                 (answer,) = engine.generate([messages], params)
                 found = (time.perf_counter() - started, answer)
@@ -94,6 +102,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8, help="of each suite; 0 for all")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--depth", type=int, default=7)
+    parser.add_argument("--controller", choices=CONTROLLERS, default="fixed")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(words)
@@ -114,6 +123,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "target": Path(options.target).name,
         "head": options.head.name,
         "depth": options.depth,
+        "controller": options.controller,
         "dtype": str(target.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "prompts": options.prompts,
