@@ -287,6 +287,34 @@ def test_a_refused_reservation_takes_nothing() -> None:
     assert {window: len(blocks) for window, blocks in seq.blocks.items()} == {None: 2, 8: 2}
 
 
+def test_room_for_many_is_shown_at_once() -> None:
+    """Those before the one that there is no room for have theirs, and tables say so."""
+    cache = PagedCache(
+        {None: 6, 8: 9},
+        block_size=4,
+        max_requests=3,
+        max_tokens=40,
+        device=torch.device("cpu"),
+        target_windows=(None, 8),
+    )
+    cache.check_nothing_held()
+    sequences = [make_sequence(TOKENS[:length]) for length in (3, 9, 6)]
+    for seq in sequences:
+        cache.start(seq)
+    assert not cache.reserve_behind(sequences, 2)
+    held = [{window: len(one) for window, one in seq.blocks.items()} for seq in sequences]
+    assert held == [{None: 2, 8: 2}, {None: 3, 8: 3}, {None: 0, 8: 0}]
+    cache.check_integrity(sequences)
+    cache.release(sequences[0])
+    assert cache.reserve_behind(sequences[1:], 2)
+    cache.check_integrity(sequences[1:])
+    with pytest.raises(AssertionError, match="a block is lost"):
+        cache.check_nothing_held()
+    for seq in sequences[1:]:
+        cache.release(seq)
+    cache.check_nothing_held()
+
+
 def test_room_that_is_not_needed_is_given_back() -> None:
     simulated = simulation("hybrid", 4)
     seq = started(simulated, TOKENS[:10])
