@@ -3,8 +3,8 @@
 A number becomes another one of about the same size and of the same form, as round as it was: 48 an
 even number of two digits, `$1,250` a multiple of 50 with its comma, `3.50` a price with two
 decimals. The same number becomes the same one wherever it stands in a prompt, and different ones
-stay different. 0, 1, years, ordinals, fractions, times and what is part of a word stay as they are.
-So do numbers in words.
+stay different. 0, 1, years, dates, ordinals, fractions, times and what is part of a word stay as
+they are. So do numbers in words.
 """
 
 import math
@@ -21,6 +21,12 @@ _NUMBER = re.compile(
     r"(?![\w]|[/:.][0-9]|,[0-9]{3}(?![0-9]))"
 )
 _PERCENT = re.compile(r"\s?(?:%|percent\b)")
+_TIME = re.compile(r"\s?(?:[ap]\.?m\b|o'clock\b)", re.IGNORECASE)
+_MONTH = re.compile(
+    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+    r"(?:uary|ruary|ch|il|e|y|ust|t|tember|ober|ember)?\.?\s$"
+)
+_YEAR, _DAY = re.compile(r"[0-9]{4}-$"), re.compile(r"[0-9]{4}-[0-9]{2}-$")
 _YEARS = range(1900, 2100)
 _MAX_DIGITS = 12
 """Longer ones are no quantities."""
@@ -86,6 +92,7 @@ class _Swaps:
         self._dice = dice
         found = [match for text in texts for match in _NUMBER.finditer(text)]
         self._taken = {_plain(match) for match in found}
+        self._shares = {_plain(match) for match in found if _PERCENT.match(*_behind(match))}
         self._numbers: dict[str, str] = {}
         for match in found:
             if _plain(match) not in self._numbers and not _stays(match):
@@ -104,7 +111,7 @@ class _Swaps:
 
     def _number(self, match: re.Match[str]) -> str:
         found = self._numbers.get(_plain(match))
-        if found is None:
+        if found is None or _stays(match):
             return match[0]
         whole, point, decimals = found.partition(".")
         return (f"{int(whole):,}" if "," in match["whole"] else whole) + point + decimals
@@ -113,8 +120,8 @@ class _Swaps:
         """Remember what this number becomes; nothing where there is no other like it."""
         plain, decimals = _plain(match), match["decimals"] or ""
         value = int(plain.replace(".", ""))
-        is_share = _PERCENT.match(match.string, match.end()) is not None
-        choices = _numbers_like(value, most=100 * 10 ** len(decimals) - 1 if is_share else None)
+        most = 100 * 10 ** len(decimals) - 1 if plain in self._shares else None
+        choices = _numbers_like(value, most=most)
         for _ in range(_TRIES if choices else 0):
             chosen = self._dice.choice(choices)
             if decimals and chosen % 10 == 0 and value % 10:
@@ -142,6 +149,10 @@ def _plain(match: re.Match[str]) -> str:
     return f"{whole}.{match['decimals']}" if match["decimals"] else whole
 
 
+def _behind(match: re.Match[str]) -> tuple[str, int]:
+    return match.string, match.end()
+
+
 def _stays(match: re.Match[str]) -> bool:
     whole = match["whole"]
     if len(_plain(match)) > _MAX_DIGITS:
@@ -149,9 +160,18 @@ def _stays(match: re.Match[str]) -> bool:
     if match["decimals"]:
         return not int(_plain(match).replace(".", ""))
     before = match.string[: match.start()]
+    if len(whole) <= 2 and (_TIME.match(*_behind(match)) or _is_date(match, before)):
+        return True
     is_year = whole.isdecimal() and int(whole) in _YEARS and not before.endswith("$")
     is_code = len(whole) > 1 and whole.startswith("0")
     return whole in ("0", "1") or is_year or is_code
+
+
+def _is_date(match: re.Match[str], before: str) -> bool:
+    """Whether it is a day or a month: `May 12`, `2024-05-12`."""
+    behind = match.string[match.end() : match.end() + 1]
+    is_day, is_month = _DAY.search(before), _YEAR.search(before) and behind == "-"
+    return bool(is_day or is_month or _MONTH.search(before))
 
 
 def _numbers_like(value: int, *, most: int | None) -> range:

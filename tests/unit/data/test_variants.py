@@ -42,7 +42,8 @@ def test_numbers_keep_size_and_form(text: str, pattern: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["In 1998", "the 3rd of 1", "2/3 of it", "at 7:30", "B12 and 5kg", "0 left", "no number",
-     "version 1.2.3", "room 007", "COVID-19", "id 12345678901234", "100%", "0.0 metres"],
+     "version 1.2.3", "room 007", "COVID-19", "id 12345678901234", "100%", "0.0 metres",
+     "at 10 am", "2 p.m", "4 o'clock", "on May 12", "Sept. 30", "2024-05-16", "2024-12-16"],
 )  # fmt: skip
 def test_what_is_no_quantity_stays(text: str) -> None:
     assert texts_of(row(text)) == []
@@ -56,6 +57,19 @@ def test_equal_numbers_stay_equal_and_others_different() -> None:
         first, second, *others = re.findall(r"[\d,]*\d", text)
         assert first.replace(",", "") == second != first
         assert len({second, *others}) == 3
+
+
+def test_what_stays_in_one_place_may_change_in_another() -> None:
+    for text in texts_of(row("At 8 pm in 2000 he had 8 pears and $2000.")):
+        assert re.fullmatch(r"At 8 pm in 2000 he had [4-9] pears and \$[1-9]000\.", text), text
+        assert "8 pears" not in text
+
+
+def test_no_share_is_above_all() -> None:
+    found = texts_of(row("He had 75 pears and sold 75% of them, 9 of 10."), 30)
+    assert found
+    assert all(int(re.findall(r"(\d+)%", text)[0]) < 100 for text in found)
+    assert texts_of(row("He had 100 pears and sold 100% of them.")) == []
 
 
 def test_names_are_swapped_for_names_of_the_same_kind() -> None:
