@@ -4,7 +4,7 @@ Catches: a match of another request or behind a text's end, a token of a block t
 that the head should have overruled, maps of another depth or mode.
 """
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from fledge.ops.copies import (
     MOST_MATCH,
     CopiedChains,
     Copies,
+    are_right,
     copy_chains,
     find_copies,
     limit_of,
@@ -99,3 +100,18 @@ def test_kernels_copy_what_plain_operations_do(count: int, window: int | None) -
         assert torch.equal(ours.candidates.tokens_BC, plain.candidates.tokens_BC)
         torch.testing.assert_close(ours.candidates.scores_BC, plain.candidates.scores_BC)
         torch.testing.assert_close(ours.candidates.logprobs_BC, plain.candidates.logprobs_BC)
+
+
+def test_a_kernel_is_judged_by_a_few_requests() -> None:
+    """By all, plain operations would take gigabytes behind tables for long contexts."""
+    text, _ = some_text(CPU)
+    firsts = find_copies(text, COUNT).tokens_BC[:, 0].tolist()
+    chains, sampled_B = some_chains(firsts, 0.3, COUNT, CPU), torch.zeros(len(firsts)).bool()
+    found = copy_chains(chains, text, sampled_B, some_maps(CPU))
+    assert found.is_copied_B[2]
+    assert are_right(found, chains, text, sampled_B, some_maps(CPU))
+    for row, is_right in ((2, False), (-1, True)):
+        tokens_BC = found.candidates.tokens_BC.clone()
+        tokens_BC[row, 1] += 1
+        wrong = found._replace(candidates=replace(found.candidates, tokens_BC=tokens_BC))
+        assert are_right(wrong, chains, text, sampled_B, some_maps(CPU)) is is_right
