@@ -56,6 +56,9 @@ class _LineTask:
 
     def advance(self, amount: int) -> None:
         self._done += amount
+        self._say_if_due()
+
+    def _say_if_due(self) -> None:
         now = time.monotonic()
         if now - self._last_line >= self._line_every_s:
             self._last_line = now
@@ -63,7 +66,7 @@ class _LineTask:
 
     def _beat(self) -> None:
         while not self._ended.wait(self._line_every_s):
-            self.advance(0)
+            self._say_if_due()  # adding is left to one thread: two would lose what they add
 
     def end(self) -> None:
         """No more lines."""
