@@ -43,12 +43,24 @@ AsRecordedOption = Annotated[
     ),
 ]
 
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Processes that tokenize; by default one for each core, at most eight, and none "
+        "beside this one for small inputs.",
+    ),
+]
+
 
 def tokenize(
     answers: AnswersArgument,
     out: options.OutOption,
     target: TargetOption = None,
     as_recorded: AsRecordedOption = False,
+    workers: WorkersOption = None,
     recipe: options.RecipeOption = None,
     assignments: options.SetOption = None,
     plan: options.PlanOption = False,
@@ -81,7 +93,7 @@ def tokenize(
     if plan:
         _show_plan(stage.estimate_job(job, progress), out, json=json)
         return
-    _show(out, stage.tokenize(job, out, progress), json=json)
+    _show(out, stage.tokenize(job, out, progress, num_workers=workers), json=json)
 
 
 def _show_plan(estimate: "TokenizeEstimate", out: Path, *, json: bool) -> None:

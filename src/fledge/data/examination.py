@@ -1,33 +1,23 @@
 """What can be said about a row without knowing the others: the costly part of filtering.
 
-It may be done by several processes at once; rows come back in their order, with at most a few
-batches in memory, so the result does not depend on how many processes there are.
+It may be done by several processes at once; rows come back in their order.
 """
 
-import os
-import signal
-import threading
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
-from multiprocessing import connection, get_context, parent_process
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from fledge.contracts.conversation import Conversation
 from fledge.contracts.data_settings import PrepareSettings
-from fledge.contracts.errors import CapacityError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.data.decontaminate import Decontaminator
 from fledge.data.duplicates import Trace, Tracer
 from fledge.data.privacy import Scrubber
 from fledge.data.variants import make_variants
+from fledge.data.worker_pool import WorkerPool, batches_of
 
 _BATCH_ROWS = 64
-_BATCHES_AHEAD = 3
-"""Of each process, so that none waits for the one that reads."""
-
 
 Numbered = tuple[int, Conversation]
 
@@ -101,7 +91,7 @@ def open_examination(
 ) -> Examination:
     """In this process, or in several others."""
     if num_workers > 1:
-        return _WorkerPool(settings, num_workers)
+        return _OtherProcesses(settings, num_workers)
     return _ThisProcess(Examiner(settings, progress))
 
 
@@ -116,71 +106,21 @@ class _ThisProcess:
         pass
 
 
-class _WorkerPool:
+class _OtherProcesses:
     """Processes that examine rows; they start with the first row."""
 
     def __init__(self, settings: PrepareSettings, num_workers: int) -> None:
-        self._settings = settings
-        self._num_workers = num_workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: WorkerPool[Numbered, ExaminedRow] = WorkerPool(
+            num_workers, "filters rows", _make_examiner, settings
+        )
 
     def examine(self, rows: Iterable[Numbered]) -> Iterator[ExaminedRow]:
-        try:
-            yield from self._examine(iter(rows))
-        except BrokenProcessPool as error:
-            raise CapacityError(
-                "a process that filters rows has died, probably for want of memory; run the same "
-                f"command again with fewer than {self._num_workers} workers. It goes on where it "
-                "stopped."
-            ) from error
-
-    def _examine(self, unread: Iterator[Numbered]) -> Iterator[ExaminedRow]:
-        waiting: deque[Future[list[ExaminedRow]]] = deque()
-        while True:
-            while len(waiting) < self._num_workers * _BATCHES_AHEAD:
-                batch = list(islice(unread, _BATCH_ROWS))
-                if not batch:
-                    break
-                waiting.append(self._submit(batch))
-            if not waiting:
-                return
-            yield from waiting.popleft().result()
-
-    def _submit(self, rows: list[Numbered]) -> Future[list[ExaminedRow]]:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self._num_workers,
-                # A fork would copy a target that is at work here, threads and all.
-                get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(self._settings,),
-            )
-        return self._pool.submit(_examine_batch, rows)
+        return chain.from_iterable(self._pool.map(batches_of(rows, _BATCH_ROWS)))
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._pool.close()
 
 
-_examiner: Examiner | None = None
-"""Of this process, if it is a worker."""
-
-
-def _start_worker(settings: PrepareSettings) -> None:
-    global _examiner
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _examiner = Examiner(settings, SilentProgress())
-
-
-def _leave_with_parent() -> None:
-    """A parent that was killed cannot say so, and a worker would wait for rows forever."""
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-
-def _examine_batch(rows: list[Numbered]) -> list[ExaminedRow]:
-    assert _examiner is not None, "the worker was not started"
-    return [_examiner.examine(row) for row in rows]
+def _make_examiner(settings: PrepareSettings) -> Callable[[list[Numbered]], list[ExaminedRow]]:
+    examiner = Examiner(settings, SilentProgress())
+    return lambda rows: [examiner.examine(row) for row in rows]

@@ -8,7 +8,6 @@ Killed at any moment, it goes on where it stopped, and the result has the bytes 
 Memory does not grow with the rows; the disk holds the kept rows twice until the stage ends.
 """
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -34,6 +33,7 @@ from fledge.data.prepare_estimate import estimate_prepare, require_room
 from fledge.data.row_files import MAX_BYTES, MAX_ROWS, RowFiles, remove_from
 from fledge.data.statistics import RowStatistics
 from fledge.data.tally import SourceTally
+from fledge.data.worker_pool import num_cores
 from fledge.store.capacity import free_bytes, translated_disk_errors
 from fledge.store.manifest import Manifest, Plan
 from fledge.store.rows import read_rows, row_files, rows_file
@@ -95,8 +95,7 @@ def prepare(
 
 
 def _choose_workers(num_bytes: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (cores or 1) if num_bytes >= _WORTH_WORKERS else 1
+    return num_cores() if num_bytes >= _WORTH_WORKERS else 1
 
 
 def _filter(

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fledge.contracts.conversation import Conversation
 from fledge.contracts.errors import MismatchError, RequestError
 from fledge.contracts.tokenize_settings import TokenizeSettings
@@ -16,14 +18,14 @@ from fledge.data.masks import (
 from fledge.data.tokenize_tally import TokenizeTally
 from fledge.models.chat_spans import AnsweredTurn, TurnFinder, UnclearTurn
 from fledge.models.tokenizer import TargetTokenizer, TemplateRefusal
+from fledge.store.corpus_shard import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRow:
     """The samples of one row, and what there is to count about it."""
 
-    row: Conversation
-    samples: tuple[MaskedSample, ...]
+    samples: tuple[Sample, ...]
     tally: TokenizeTally
 
 
@@ -67,7 +69,7 @@ class RowTokenizer:
             found = broken or [turn for turn in found if isinstance(turn, TokenTurn)]
         if isinstance(found, RequestError):
             self._leave_out(row, found, tally)
-            return TokenizedRow(row, (), tally)
+            return TokenizedRow((), tally)
         spoken = [turn for turn in found if isinstance(turn, TokenTurn) and turn.answer_ids]
         samples = self._cut(join_turns(spoken), tally)
         if samples:
@@ -82,7 +84,7 @@ class RowTokenizer:
             tally.cut_away = 1
         else:
             tally.without_answer = 1
-        return TokenizedRow(row, samples, tally)
+        return TokenizedRow(tuple(_as_stored(row, sample) for sample in samples), tally)
 
     def _leave_out(self, row: Conversation, error: RequestError, tally: TokenizeTally) -> None:
         """Count a row that gives nothing, or end the run over it."""
@@ -131,6 +133,16 @@ def _without_loop(sample: MaskedSample, tally: TokenizeTally) -> MaskedSample:
     tally.samples_looping += 1
     tally.tokens_looping += len(sample.token_ids) - end
     return sample.cut(end)
+
+
+def _as_stored(row: Conversation, sample: MaskedSample) -> Sample:
+    return Sample(
+        token_ids=np.array(sample.token_ids, np.uint32),
+        loss_mask=np.array(sample.loss_mask, np.bool_),
+        row_id=row.id,
+        source=row.origin.source,
+        message=sample.message,
+    )
 
 
 def _refuse_broken_text(turns: Sequence[AnsweredTurn]) -> None:

@@ -4,7 +4,6 @@ Rows are taken in order. A shard ends behind the row that fills it and says how 
 up, so that a killed run goes on behind its last shard, and ends with the same bytes.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from itertools import count
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fledge.contracts.errors import ArtifactError, MismatchError
-from fledge.contracts.progress import Progress, SilentProgress, Task
+from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.contracts.toml_settings import to_plain
 from fledge.data.card_parts import add_corpus
@@ -22,7 +21,7 @@ from fledge.data.tokenize_report import summarise
 from fledge.data.tokenize_rows import RowTokenizer, TokenizedRow
 from fledge.data.tokenize_source import read_source
 from fledge.data.tokenize_tally import TokenizeTally
-from fledge.models.chat_spans import TurnFinder
+from fledge.data.tokenize_workers import TokenizerChoice, choose_workers, tokenize_batches
 from fledge.models.resolve import resolve_target, target_name
 from fledge.models.target_facts import TargetFacts, read_facts
 from fledge.store.capacity import require_disk, translated_disk_errors
@@ -38,7 +37,6 @@ from fledge.store.manifest import ANSWERS, CORPUS, Manifest, Plan
 from fledge.store.stage_directory import StageDirectory, open_stage
 from fledge.store.vocab_map import VOCAB_MAP_NAME
 
-_ROWS_AT_ONCE = 256
 _PROBED_ROWS = 256
 _SHARD_BYTES_PER_SAMPLE = 64
 _DAY_FORMAT = "%Y-%m-%d"
@@ -55,11 +53,22 @@ class TokenizeJob:
     settings: TokenizeSettings
     facts: TargetFacts
     plan: Plan
+    directory: Path
+    """Of the target."""
+
+    day: date | None
+    """When the answers were made, for templates that write the date."""
+
+    def tokenizer_choice(self) -> TokenizerChoice:
+        return TokenizerChoice(
+            directory=self.directory,
+            day=self.day,
+            settings=self.settings,
+            is_raw=_is_raw(self.parent),
+        )
 
     def row_tokenizer(self) -> RowTokenizer:
-        tokenizer = self.facts.tokenizer
-        finder = TurnFinder(tokenizer, self.facts.eos_token_ids, is_raw=_is_raw(self.parent))
-        return RowTokenizer(tokenizer, finder, self.settings)
+        return self.tokenizer_choice().row_tokenizer(self.facts)
 
     def rows(self, progress: Progress) -> InputRows:
         return InputRows(self.source, self.parent, progress)
@@ -88,17 +97,29 @@ def prepare_job(
             "eos_token_ids": sorted(facts.eos_token_ids),
         },
     )
-    return TokenizeJob(source, parent, settings, facts, plan)
+    return TokenizeJob(source, parent, settings, facts, plan, resolved.directory, day)
 
 
-def tokenize(job: TokenizeJob, out: Path, progress: Progress | None = None) -> Manifest:
-    """Make the corpus; goes on where an earlier run of the same job stopped."""
+def tokenize(
+    job: TokenizeJob,
+    out: Path,
+    progress: Progress | None = None,
+    *,
+    num_workers: int | None = None,
+) -> Manifest:
+    """Make the corpus; goes on where an earlier run of the same job stopped.
+
+    `num_workers` processes tokenize, by default several where there is enough to do; the result is
+    the same with any number.
+    """
     shown = progress or SilentProgress()
     with open_stage(out, job.plan, has_results=_has_shards) as stage:
         if not stage.is_finished:
             with translated_disk_errors(out, place="output"), job.rows(shown) as rows:
-                require_disk(out, estimate(job, rows).stored_bytes, "the corpus", place="output")
-                tally = _write_shards(job, stage, rows, shown)
+                likely = estimate(job, rows)
+                require_disk(out, likely.stored_bytes, "the corpus", place="output")
+                workers = num_workers or choose_workers(likely.seconds)
+                tally = _write_shards(job, stage, rows, shown, workers)
                 _finish(job, stage, tally, shown)
         return stage.manifest
 
@@ -188,7 +209,7 @@ def _day_of(parent: Manifest) -> date | None:
 
 
 def _write_shards(
-    job: TokenizeJob, stage: StageDirectory, rows: InputRows, progress: Progress
+    job: TokenizeJob, stage: StageDirectory, rows: InputRows, progress: Progress, num_workers: int
 ) -> TokenizeTally:
     """All shards that are not there yet; returns the counts of all rows."""
     total = TokenizeTally()
@@ -201,24 +222,19 @@ def _write_shards(
     with progress.task("tokenizing", len(rows) - total.rows, "rows") as task:
         numbers = count(number)
         open_shard = _OpenShard()
-        for made in _tokenized(job, rows, total.rows, task):
-            open_shard.add(made)
-            if open_shard.num_tokens >= job.settings.shard_tokens:
-                total.add(open_shard.tally)
-                open_shard.write(shard_file(stage.path, next(numbers)), job, total.rows)
-                open_shard = _OpenShard()
+        left = (rows[row] for row in range(total.rows, len(rows)))
+        for batch in tokenize_batches(left, job.tokenizer_choice(), job.facts, num_workers):
+            for made in batch:
+                open_shard.add(made)
+                if open_shard.num_tokens >= job.settings.shard_tokens:
+                    total.add(open_shard.tally)
+                    open_shard.write(shard_file(stage.path, next(numbers)), job, total.rows)
+                    open_shard = _OpenShard()
+            task.advance(len(batch))
     total.add(open_shard.tally)
     if open_shard.samples:
         open_shard.write(shard_file(stage.path, next(numbers)), job, total.rows)
     return total
-
-
-def _tokenized(job: TokenizeJob, rows: InputRows, first: int, task: Task) -> Iterator[TokenizedRow]:
-    row_tokenizer = job.row_tokenizer()
-    for start in range(first, len(rows), _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, len(rows))
-        yield from row_tokenizer.tokenize([rows[number] for number in range(start, stop)])
-        task.advance(stop - start)
 
 
 class _OpenShard:
@@ -231,17 +247,8 @@ class _OpenShard:
 
     def add(self, made: TokenizedRow) -> None:
         self.tally.add(made.tally)
-        for one in made.samples:
-            self.num_tokens += len(one.token_ids)
-            self.samples.append(
-                Sample(
-                    token_ids=np.array(one.token_ids, np.uint32),
-                    loss_mask=np.array(one.loss_mask, np.bool_),
-                    row_id=made.row.id,
-                    source=made.row.origin.source,
-                    message=one.message,
-                )
-            )
+        self.num_tokens += sum(len(one.token_ids) for one in made.samples)
+        self.samples += made.samples
 
     def write(self, path: Path, job: TokenizeJob, next_row: int) -> None:
         write_shard(

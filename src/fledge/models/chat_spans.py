@@ -120,12 +120,18 @@ class TurnFinder:
         self, prompt: str, message: Message, k: int, token_ids: tuple[int, ...]
     ) -> AnsweredTurn:
         """The target's own tokens; the text is only checked to be theirs."""
-        strange = [one for one in token_ids if not 0 <= one <= self._tokenizer.largest_token_id]
-        text = "" if strange else self._tokenizer.decode(token_ids, keeps_special_tokens=True)
-        # Text that came from an engine lacks the special tokens between its parts.
-        texts = [] if strange else [text, self._tokenizer.decode(token_ids)]
-        if all(find_said(message, one) is None for one in texts):
-            shown = f"the unknown id {strange[0]}" if strange else repr(_tail(text))
+        largest = self._tokenizer.largest_token_id
+        strange = next((one for one in token_ids if not 0 <= one <= largest), None)
+        text = ""
+        is_said = False
+        if strange is None:
+            text = self._tokenizer.decode(token_ids, keeps_special_tokens=True)
+            # Text that came from an engine lacks the special tokens between its parts.
+            is_said = find_said(message, text) is not None or (
+                find_said(message, self._tokenizer.decode(token_ids)) is not None
+            )
+        if not is_said:
+            shown = repr(_tail(text)) if strange is None else f"the unknown id {strange}"
             raise UnclearTurn(
                 "the sampled token ids spell another text",
                 f"message {k} says {_tail(str(message.get('content')))!r}, and its token ids end "

@@ -1,6 +1,7 @@
 """What is known of a target without its weights: sizes, and which tokens end its answers."""
 
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from transformers import GenerationConfig
@@ -23,8 +24,11 @@ class TargetFacts:
     """As transformers' generate would use them; the tokenizer's own where no config names any."""
 
 
-def read_facts(directory: Path) -> TargetFacts:
-    """Read tokenizer and config files of a target's directory; the weights may be absent."""
+def read_facts(directory: Path, *, day: date | None = None) -> TargetFacts:
+    """Read tokenizer and config files of a target's directory; the weights may be absent.
+
+    `day` is what templates that write today's date get instead of it.
+    """
     with quiet_transformers():
         config = load_config(directory).get_text_config()
         tokenizer = TargetTokenizer.load(directory)
@@ -44,6 +48,7 @@ def read_facts(directory: Path) -> TargetFacts:
     )
     found = next((ids for ids in named if ids is not None), None)
     listed = [] if found is None else [found] if isinstance(found, int) else list(found)
+    tokenizer = tokenizer if day is None else tokenizer.on_day(day)
     return TargetFacts(tokenizer, vocab_size, frozenset(listed))
 
 

@@ -1,6 +1,8 @@
 """Looping spans: the third time is one time too many."""
 
-from fledge.data.loops import MIN_RUN, find_loop
+import numpy as np
+
+from fledge.data.loops import MAX_PERIOD, MIN_RUN, find_loop
 from fledge.data.masks import MaskedSample
 
 
@@ -32,3 +34,27 @@ def test_samples_end_soon_after_an_answer_begins_to_circle() -> None:
     assert sample.loop_end() == 60 + 4 + 3 + MIN_RUN
     assert MaskedSample(1, answer, [False] * 64).loop_end() is None
     assert MaskedSample(1, list(range(64)), [True] * 64).loop_end() is None
+
+
+def test_the_same_place_as_by_looking_at_every_period() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(300):
+        num_tokens = int(random.integers(0, 300))
+        tokens = random.integers(0, 3 + int(random.integers(0, 40)), num_tokens)
+        period, start = int(random.integers(1, 70)), int(random.integers(0, 200))
+        circle = tokens[start : start + period]
+        again = np.concatenate([tokens[:start], np.tile(circle, 4), tokens[start:]])
+        ids = again[: int(random.integers(0, len(again) + 1))].tolist()
+        assert find_loop(ids) == _search_plainly(ids)
+
+
+def _search_plainly(ids: list[int]) -> int | None:
+    found = []
+    for period in range(1, min(MAX_PERIOD, len(ids) // 3) + 1):
+        length = 0
+        for place in range(period, len(ids)):
+            length = length + 1 if ids[place] == ids[place - period] else 0
+            if length == max(2 * period, MIN_RUN):
+                found.append(place - length + 1)
+                break
+    return min(found, default=None)

@@ -99,6 +99,32 @@ def test_an_interrupted_run_goes_on(
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == finished
 
 
+def test_other_processes_change_nothing(
+    large_job: tuple[TokenizeJob, Manifest], tmp_path: Path
+) -> None:
+    job, unbroken = large_job
+    with pytest.raises(Interrupted):
+        tokenize(job, tmp_path / "out", FallingProgress("tokenizing", 1), num_workers=2)
+    assert list((tmp_path / "out").glob("shard-*"))
+    made = tokenize(job, tmp_path / "out")
+    assert made.files == unbroken.files
+    assert made.fingerprint == unbroken.fingerprint
+
+
+@pytest.mark.slow
+def test_other_processes_go_on_and_refuse_the_same(
+    large_job: tuple[TokenizeJob, Manifest], tmp_path: Path
+) -> None:
+    job, unbroken = large_job
+    with pytest.raises(Interrupted):
+        tokenize(job, tmp_path / "out", FallingProgress("tokenizing", 1))
+    made = tokenize(job, tmp_path / "out", num_workers=2)
+    assert made.fingerprint == unbroken.fingerprint
+    strict = replace(job, settings=replace(job.settings, on_unclear="stop"))
+    with pytest.raises(MismatchError, match=r"row chat/7 .* cannot be tokenized"):
+        tokenize(strict, tmp_path / "strict", num_workers=2)
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment(
     large_job: tuple[TokenizeJob, Manifest], target: Path, tmp_path: Path
