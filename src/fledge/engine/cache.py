@@ -61,8 +61,6 @@ class PagedCache:
         self._known = KnownPrefixes(self._pools, self.block_size, self._head_window)
         self._rows.reset(self._num_blocks_of)
         self._free_rows = list(reversed(range(self.spare_row)))
-        self.is_tidied = self.shares_prefixes or any(one is not None for one in self._pools)
-        """Whether blocks are published, or given back, while their requests run."""
 
     @property
     def spare_row(self) -> int:
@@ -77,12 +75,8 @@ class PagedCache:
     @property
     def capacity(self) -> int | None:
         """Tokens that fit when one request has everything; None when windows let go of the old."""
-        limits = [
-            pool.num_blocks * self.block_size
-            for window, pool in self._pools.items()
-            if not self._lets_go_in_time(window)
-        ]
-        return min(limits, default=None)
+        pools = [self._pools[one] for one in self._pools if not self._lets_go_in_time(one)]
+        return min((pool.num_blocks * self.block_size for pool in pools), default=None)
 
     def _lets_go_in_time(self, window: int | None) -> bool:
         """Whether a request of any length finds room, because a window gives back old blocks."""
@@ -214,10 +208,13 @@ class PagedCache:
 
     def reserve_behind(self, sequences: Many[Sequence], count: int) -> bool:
         """Have room for so many numbers behind each one's newest, as far as there is enough."""
-        last = count + self.block_size - 1
-        has_room = all(
-            self._take(seq, (len(seq.token_ids) + last) // self.block_size) for seq in sequences
-        )
+        size = self.block_size
+        short = [
+            seq
+            for seq in sequences
+            if min(map(len, seq.blocks.values())) * size < len(seq.token_ids) + count
+        ]
+        has_room = all(self._take(seq, self._num_blocks(seq.len + count)) for seq in short)
         self._rows.flush()
         return has_room
 
@@ -269,10 +266,13 @@ class PagedCache:
                     self._rows.hide(window, seq, place)
             seq.num_freed[window] = max(num_stale, seq.num_freed.get(window, 0))
 
-    def publish(self, seq: Sequence) -> None:
-        """Make the whole blocks a request has filled known to later requests."""
+    def tidy(self, sequences: Iterable[Sequence]) -> None:
+        """Make whole blocks known that requests have filled, let go of what no window sees."""
         if self.shares_prefixes:
-            self._known.publish(seq)
+            self._known.publish_fresh([seq for seq in sequences if seq.row >= 0])
+        if self._pools.keys() != {None}:
+            for seq in sequences:
+                self.free_behind_windows(seq)
 
     def release(self, seq: Sequence, *, keep: bool = True) -> None:
         """Take everything back; `keep` leaves what was computed for later requests."""

@@ -1,5 +1,6 @@
 """What the target said becomes part of the requests; the same for every kind of cycle."""
 
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Yield:
 
 def commit(said: Many[Said]) -> Yield:
     """Take what was said into the requests."""
-    num_emitted = 0
+    num_emitted, now = 0, time.perf_counter()
     for one in said:
         seq = one.sequence
         if seq.error is not None:  # its grammar cannot be followed
@@ -65,7 +66,7 @@ def commit(said: Many[Said]) -> Yield:
             _fail(one)
             continue
         seq.is_suspect = False
-        count = seq.commit(one.tokens, one.logprobs)
+        count = seq.commit(one.tokens, one.logprobs, now=now)
         # A chunk leaves its own entries; so do accepted drafts, the last token never does.
         seq.kv_len += one.num_read + count - 1
         if one.was_decoding:
@@ -74,7 +75,9 @@ def commit(said: Many[Said]) -> Yield:
             accepted = len(one.tokens) - 1
             seq.record_drafts(one.num_offered, accepted, is_copied=one.is_copied)
     drafted = [one for one in said if one.had_drafts]
-    depths = range(1, max((one.num_offered for one in drafted), default=0) + 1)
+    if not drafted:
+        return Yield(num_emitted)
+    depths = range(1, max(one.num_offered for one in drafted) + 1)
     return Yield(
         num_emitted,
         reached_at_depth=tuple(

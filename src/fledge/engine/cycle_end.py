@@ -29,16 +29,13 @@ class CycleEnd:
 
     def settle(self, said: Many[Sequence], reading: Many[Sequence]) -> None:
         """Make what was computed known, let go of what windows left behind and of what ended."""
-        cache, bill = self._cache, self._scheduler.bill
-        for seq in said:
-            bill(seq, len(seq.token_ids))
-        for seq in [*said, *reading]:
-            if seq.has_ended:
+        self._scheduler.bill_all(said)
+        everybody = [*said, *reading]
+        for seq in everybody:
+            if seq.finish_reason is not None or seq.error is not None:
                 self.stats.count_ended(seq)
                 self._scheduler.finish(seq, keep=seq.error is None)
-            elif cache.is_tidied:
-                cache.publish(seq)
-                cache.free_behind_windows(seq)
+        self._cache.tidy(everybody)
         if not self._scheduler.has_work:
             self._cache.check_nothing_held()
 

@@ -48,6 +48,16 @@ class KnownPrefixes:
             count += self._block_size
         return count
 
+    def publish_fresh(self, sequences: Iterable[Sequence]) -> None:
+        """Publish what these have filled since they were looked at last: mostly nothing."""
+        size = self._block_size
+        for seq in sequences:
+            num_known = len(seq.nodes)
+            if (num_known + 1) * size <= seq.kv_len or (
+                seq.num_noted < num_known and (seq.num_noted + 1) * size <= seq.head_len
+            ):
+                self.publish(seq)
+
     def publish(self, seq: Sequence) -> None:
         """Make the whole blocks a request has filled known to later requests."""
         size = self._block_size

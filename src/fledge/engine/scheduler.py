@@ -6,6 +6,7 @@ important request (lowest priority, latest arrival) gives up its own and reads i
 later; what it had said stays said.
 """
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from fledge.contracts.settings import EngineSettings
@@ -108,6 +109,17 @@ class Scheduler:
         if num_tokens > seq.num_billed:
             self._queue.charge(seq.client, num_tokens - seq.num_billed)
             seq.num_billed = num_tokens
+
+    def bill_all(self, sequences: Many[Sequence]) -> None:
+        """Charge clients for all that these have read and said, each token once."""
+        owed: dict[str, int] = {}
+        for seq in sequences:
+            num_tokens = len(seq.token_ids)
+            if num_tokens > seq.num_billed:
+                owed[seq.client] = owed.get(seq.client, 0) + num_tokens - seq.num_billed
+                seq.num_billed = num_tokens
+        for client, num_tokens in owed.items():
+            self._queue.charge(client, num_tokens)
 
     def plan(self, *, num_scratch: int, num_drafts: int) -> StepPlan:
         """Choose the next pass and reserve its memory.
@@ -254,8 +266,8 @@ class Scheduler:
         if seq.len <= stop or not self._cache.shares_prefixes:
             return False
         return any(
-            one.is_reading
-            and one.kv_len < stop <= one.len - 1
+            one.kv_len < stop <= len(one.token_ids) - 1
+            and one.is_reading
             and one.token_ids[:stop] == seq.token_ids[:stop]
             for one in self.running
         )

@@ -78,6 +78,12 @@ class Sequence:
         self._history: TokenHistory | None = None
         self.leave_cache()
         self._detokenizer = detokenizer
+        if detokenizer is not None:
+            detokenizer.follow(self.output_ids)
+        params = request.params
+        self._ends_simply = not params.stop and grammar is None and not params.draft_depths
+        """Whether its answer ends at a token or a length, whatever the text says."""
+
         self._num_shown = 0
         self._num_searched = self._num_unstoppable = 0
         self._stop_position: int | None = None
@@ -118,12 +124,13 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Only its newest token is unread: drafts may hang below it."""
-        return bool(self.output_ids) and self.num_unread == 1
+        return len(self.token_ids) - self.kv_len == 1 and bool(self.output_ids)
 
     @property
     def is_reading(self) -> bool:
         """There are tokens to read before the next one is said, and nobody reads the last yet."""
-        return self.num_unread > 0 and not self.is_decoding
+        num_unread = len(self.token_ids) - self.kv_len
+        return num_unread > 1 or (num_unread == 1 and not self.output_ids)
 
     @property
     def newest_token_id(self) -> int:
@@ -164,16 +171,33 @@ class Sequence:
             self.accepted_at[depth] += depth < num_accepted
 
     def commit(
-        self, token_ids: list[int], logprobs: tuple[TokenLogprobs, ...] | None = None
+        self,
+        token_ids: list[int],
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+        *,
+        now: float,
     ) -> int:
         """Take emitted tokens until the answer ends; returns how many were taken."""
-        now = time.perf_counter()
-        if self.output_ids:
+        output_ids = self.output_ids
+        if output_ids:
             self.cycles += 1
-            self._longest_gap = max(self._longest_gap, now - self._last_token)
+            gap = now - self._last_token
+            if gap > self._longest_gap:
+                self._longest_gap = gap
         else:
             self._first_token = now
         self._last_token = now
+        request = self.request
+        if self._ends_simply and logprobs is None and len(token_ids) == 1:
+            # What most cycles come to, many thousand times a second.
+            token_id = token_ids[0]
+            output_ids.append(token_id)
+            self.token_ids.append(token_id)
+            if token_id in request.eos_token_ids:
+                self._end("stop")
+            elif len(output_ids) >= request.max_new_tokens:
+                self._end("length")
+            return 1
         count = 0
         while count < len(token_ids) and not self.is_finished:
             self._take(token_ids[count])
@@ -189,22 +213,21 @@ class Sequence:
         request = self.request
         self.output_ids.append(token_id)
         self.token_ids.append(token_id)
-        if self._detokenizer is not None:
-            self._detokenizer.add(token_id)
         # Sampling keeps end tokens away before `min_tokens`; stop texts wait for it too.
         may_stop = len(self.output_ids) >= request.params.min_tokens
         is_over = token_id in request.eos_token_ids or self._reached_stop_text(may_stop)
         if self.grammar is not None and not is_over:
             is_over = self.grammar.take(token_id)
-        if is_over:
-            self.finish_reason = "stop"
-        elif len(self.output_ids) >= request.max_new_tokens:
-            self.finish_reason = "length"
-        if self.is_finished and self._detokenizer is not None:
-            self._detokenizer.flush()
+        if is_over or len(self.output_ids) >= request.max_new_tokens:
+            self._end("stop" if is_over else "length")
             self._reached_stop_text(may_stop)
         if request.params.draft_depths:
             self.text_ends.append(len(self.text))
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        if self._detokenizer is not None:
+            self._detokenizer.flush()
 
     def _reached_stop_text(self, may_stop: bool) -> bool:
         stops = self.request.params.stop

@@ -21,8 +21,9 @@ class Detokenizer:
         self._num_tried = 0
         self._text = ""
 
-    def add(self, token_id: int) -> None:
-        self._token_ids.append(token_id)
+    def follow(self, token_ids: list[int]) -> None:
+        """Decode this list, however it grows."""
+        self._token_ids = token_ids
 
     @property
     def text(self) -> str:
@@ -34,8 +35,10 @@ class Detokenizer:
 
     def flush(self) -> None:
         """Show what is held back: the answer has ended, the rest will not arrive."""
-        self._text = self.text + self._unread(len(self._token_ids))
-        self._window_start = self._num_read = len(self._token_ids)
+        text, num_tokens = self.text, len(self._token_ids)
+        if self._num_read < num_tokens:
+            self._text = text + self._unread(num_tokens)
+        self._window_start = self._num_read = num_tokens
 
     def _read(self) -> None:
         """As many of the new tokens as end with a whole character."""
@@ -47,8 +50,11 @@ class Detokenizer:
                 return
 
     def _unread(self, stop: int) -> str:
+        fresh = self._decode(self._token_ids[self._window_start : stop])
+        if self._window_start == self._num_read:
+            return fresh
         known = self._decode(self._token_ids[self._window_start : self._num_read])
-        return self._decode(self._token_ids[self._window_start : stop])[len(known) :]
+        return fresh[len(known) :]
 
 
 def find_stop(text: str, stops: Sequence[str], start: int = 0, num_ignored: int = 0) -> int | None:

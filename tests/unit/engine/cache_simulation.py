@@ -180,7 +180,7 @@ class Simulation:
     def settle(self, seq: Sequence) -> None:
         if self.has_head and self.rng.random() < 0.5:
             self.catch_up(seq, min(seq.kv_len, seq.len - 1))
-        self.cache.publish(seq)
+        self.cache.tidy([seq])
         self.cache.free_behind_windows(seq)
 
     def catch_up(self, seq: Sequence, stop: int) -> None:

@@ -54,7 +54,7 @@ def read_to(simulated: Simulation, seq: Sequence, stop: int) -> None:
     assert simulated.cache.reserve(seq, stop)
     simulated.write_pass(seq, seq.token_ids, seq.kv_len, stop)
     seq.kv_len = stop
-    simulated.cache.publish(seq)
+    simulated.cache.tidy([seq])
     simulated.cache.free_behind_windows(seq)
     check_cache(simulated.cache, simulated.running)
 
@@ -346,7 +346,7 @@ def test_without_sharing_nothing_is_kept() -> None:
         assert seq.kv_len == 0
         assert cache.reserve(seq, 12)
         seq.kv_len = 11
-        cache.publish(seq)
+        cache.tidy([seq])
         cache.release(seq)
         assert (cache.num_kept_tokens, cache.usage) == (0, 0)
         check_cache(cache, [])
@@ -392,7 +392,7 @@ def test_alone_a_request_always_goes_on(
             chunk = min(chunk, first_chunk)
         assert cache.reserve(seq, seq.kv_len + chunk)
         seq.kv_len += chunk
-        cache.publish(seq)
+        cache.tidy([seq])
         cache.free_behind_windows(seq)
         cache.check_integrity([seq])
 

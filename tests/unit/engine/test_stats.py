@@ -13,7 +13,7 @@ import pytest
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.outputs import EngineStats
-from fledge.engine import sequence
+from fledge.engine import commits, sequence
 from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
 from fledge.engine.graphs import GraphCounts
 from fledge.engine.sequence import Sequence
@@ -153,7 +153,8 @@ class Clock:
 
         target.forward = ticking
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr(sequence, "time", clock)
+        for module in (sequence, commits):
+            monkeypatch.setattr(module, "time", clock)
 
 
 def test_times_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

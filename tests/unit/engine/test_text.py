@@ -5,6 +5,8 @@ window that is decoded, a special token that swallows what was held back, a part
 is shown and cannot be taken back, and a stop text that is found too late or not at all.
 """
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +23,11 @@ EOS = 2
 def streamed(token_ids: list[int]) -> list[str]:
     """The text after each token, then after the flush."""
     detokenizer = Detokenizer(TOKENIZER.decode)
+    said: list[int] = []
+    detokenizer.follow(said)
     texts = []
     for token_id in token_ids:
-        detokenizer.add(token_id)
+        said.append(token_id)
         texts.append(detokenizer.text)
     detokenizer.flush()
     return [*texts, detokenizer.text]
@@ -79,12 +83,26 @@ def test_special_tokens_between_the_bytes_of_a_character() -> None:
 
 def test_flushing_twice_adds_nothing() -> None:
     detokenizer = Detokenizer(TOKENIZER.decode)
-    for token_id in TOKENIZER.encode("ab日")[:-1]:
-        detokenizer.add(token_id)
+    detokenizer.follow(TOKENIZER.encode("ab日")[:-1])
     detokenizer.flush()
     text = detokenizer.text
     detokenizer.flush()
     assert detokenizer.text == text
+
+
+def test_an_answer_that_nobody_streams_is_decoded_once() -> None:
+    decoded: list[int] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        decoded.append(len(token_ids))
+        return TOKENIZER.decode(token_ids)
+
+    detokenizer = Detokenizer(decode)
+    token_ids = TOKENIZER.encode("a whole answer")
+    detokenizer.follow(token_ids)
+    detokenizer.flush()
+    assert detokenizer.text == "a whole answer"
+    assert decoded == [len(token_ids)]
 
 
 # Two letters and short stops, so that overlaps and repeated beginnings are the rule.

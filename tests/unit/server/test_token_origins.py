@@ -95,7 +95,7 @@ def texts_of(text: str, *, stop: tuple[str, ...] = (), **params: Any) -> tuple[s
     for number, token_id in enumerate(ids):
         if seq.is_finished:
             break
-        seq.commit([token_id])
+        seq.commit([token_id], now=0.0)
         fresh = seq.take_new_text()
         shown += fresh
         texts += seq.token_texts(number, fresh)

@@ -53,7 +53,6 @@ class EngineAnswerer:
         dialogues = worklist.pending()
         meter = TokenMeter(worklist.task, f"asking {self.model}")
         under_way: list[tuple[Dialogue, Sequence]] = []
-        asked: list[tuple[Dialogue, Sequence]] = []
         try:
             while True:
                 while len(under_way) < num_places and (dialogue := next(dialogues, None)):
@@ -61,19 +60,19 @@ class EngineAnswerer:
                 if not under_way:
                     return
                 self._engine.step()
-                asked, under_way = under_way, []
-                for dialogue, seq in asked:
+                ended = [one for one in under_way if one[1].finish_reason or one[1].error]
+                if ended:
+                    under_way = [one for one in under_way if not one[1].has_ended]
+                for dialogue, seq in ended:
                     if seq.error is not None:
                         worklist.fail(dialogue, str(seq.error))
-                    elif seq.is_finished:
+                    else:
                         meter.add_ended(seq)
                         worklist.record(dialogue, _reply(seq))
                         self._start(dialogue, worklist, under_way)
-                    else:
-                        under_way.append((dialogue, seq))
                 meter.look(seq for _, seq in under_way)
         finally:
-            self._engine.abort([seq for _, seq in [*asked, *under_way]])
+            self._engine.abort([seq for _, seq in under_way])
 
     def _start(
         self,
