@@ -77,3 +77,12 @@ def test_rows_that_are_no_functions_are_bad(changes: dict[str, Any], message: st
     with pytest.raises(RowProblem) as found:
         stub_of(**changes)
     assert message in found.value.detail
+
+
+@pytest.mark.parametrize("changes", [{"code": None}, {"text": 3}, {"test_list": "assert f()"}])
+def test_rows_without_its_fields_are_bad(changes: dict[str, Any]) -> None:
+    schema = schema_of(ROW, "completions")
+    assert schema is not None
+    with pytest.raises(RowProblem) as found:
+        schema.parse({**ROW, **changes})
+    assert "no texts in fields `text`, `code` and `test_list`" in found.value.detail
