@@ -96,6 +96,8 @@ class Trust:
         self._accepted = [0.0] * _NUM_BINS
 
     def add(self, outcomes: Sequence[ChainOutcome]) -> None:
+        if not outcomes:  # nothing is forgotten for it: others may be asked for long
+            return
         self._offered = [_BIN_KEPT * one for one in self._offered]
         self._accepted = [_BIN_KEPT * one for one in self._accepted]
         for outcome in outcomes:

@@ -130,8 +130,7 @@ class AdaptiveChains:
         self._num_drafting += 1
         self._steps.add(num_levels, report.draft_s * scale)
         self._trust.add([one for one in outcomes if not one.is_copied])
-        if copied := [one for one in outcomes if one.is_copied]:
-            self._trust_in_copies.add(copied)
+        self._trust_in_copies.add([one for one in outcomes if one.is_copied])
         if self._num_drafting > 1:
             self._drafting.add(report.emitted, cycle_s)
         if not self._is_drafting:

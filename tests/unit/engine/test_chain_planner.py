@@ -172,6 +172,15 @@ def test_copies_are_judged_apart_from_the_head() -> None:
     assert plan.least_copied > 0.5 > plan.least_verified
 
 
+def test_what_is_known_of_a_head_outlasts_copies() -> None:
+    machine = Machine(0.9, right=0.35)
+    machine.run(300)
+    known = machine.planner._trust.shares()
+    machine.is_copied = True
+    machine.run(600)
+    assert machine.planner._trust.shares() == known
+
+
 def test_who_plans() -> None:
     chain, tree = TreeSettings(depth=5, width=1, budget=3), TreeSettings()
     assert isinstance(make_chains(tree, is_adaptive=True), AdaptiveChains)
