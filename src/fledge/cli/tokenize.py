@@ -49,8 +49,8 @@ WorkersOption = Annotated[
         "--workers",
         metavar="N",
         min=1,
-        help="Processes that tokenize; by default one for each core, at most eight, and none "
-        "beside this one for small inputs.",
+        help="Processes that tokenize; by default one for each core but one, at most eight, and "
+        "none beside this one for small inputs.",
     ),
 ]
 

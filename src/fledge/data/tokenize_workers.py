@@ -39,7 +39,8 @@ class TokenizerChoice:
 
 def choose_workers(seconds: float) -> int:
     """Processes for work that one would need so long for."""
-    return min(num_cores(), _MOST_WORKERS) if seconds >= _WORTH_WORKERS_S else 1
+    num_others = min(num_cores() - 1, _MOST_WORKERS)  # reading and writing keep one core busy
+    return num_others if num_others > 1 and seconds >= _WORTH_WORKERS_S else 1
 
 
 def tokenize_batches(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
+from fledge.data import tokenize_workers
 from fledge.data.loops import MIN_RUN
 from fledge.data.tokenize_tally import MAX_REASONS, TokenizeTally
 from fledge.models.tokenizer import TargetTokenizer
@@ -282,3 +283,17 @@ def test_endless_reasons_are_gathered() -> None:
     assert len(tally.reasons) == MAX_REASONS + 1
     assert tally.reasons["other reasons"] == {"rows": 5, "first_row": f"r/{MAX_REASONS}"}
     assert all(len(reason) <= 160 for reason in tally.reasons)
+
+
+# --- processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "expected"),
+    [(1, 900, 1), (2, 900, 1), (4, 900, 3), (64, 900, 8), (64, 5, 1)],
+)
+def test_other_processes_only_where_they_pay(
+    monkeypatch: pytest.MonkeyPatch, cores: int, seconds: float, expected: int
+) -> None:
+    monkeypatch.setattr(tokenize_workers, "num_cores", lambda: cores)
+    assert tokenize_workers.choose_workers(seconds) == expected
