@@ -12,7 +12,7 @@ from fledge.cli import machine, options
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, print_json
 from fledge.models.fast_families import FAMILIES
-from fledge.store.capacity import format_bytes
+from fledge.store.capacity import format_bytes, num_cores
 from fledge.store.compiler import find_compiler
 
 _PYTHONS = ((3, 11), (3, 12))
@@ -62,7 +62,7 @@ def _facts() -> dict[str, Any]:
         "packages": {name: machine.package_version(name) for name in (*names, *required)},
         "required_packages": required,
         "os": machine.describe_os(),
-        "cpu_cores": machine.num_cores(),
+        "cpu_cores": num_cores(),
         "memory_bytes": machine.memory_bytes(),
         "torch": machine.look_at_torch(),
         "fast_families": sorted(FAMILIES),

@@ -39,13 +39,6 @@ def describe_os() -> str:
     return f"{platform.system()} {platform.release()} {platform.machine()}"
 
 
-def num_cores() -> int:
-    """Cores this process may use, which a container may limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def memory_bytes() -> int | None:
     """Memory of the machine, None where the system does not say."""
     try:

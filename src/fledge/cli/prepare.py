@@ -9,6 +9,7 @@ from fledge.cli import options
 from fledge.cli.loading import Choice, load
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, duration, print_json, say
+from fledge.cli.worker_options import WorkersOption
 from fledge.contracts.data_settings import PrepareSettings, SelfSettings, SourceSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
@@ -48,16 +49,6 @@ LicenceOption = Annotated[
     str | None,
     typer.Option(
         "--licence", metavar="NAME", help="Licence of the files, when there is no recipe."
-    ),
-]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        min=1,
-        help="Processes that filter rows; by default one for each core, and none beside this one "
-        "for small inputs.",
     ),
 ]
 

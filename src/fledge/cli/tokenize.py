@@ -9,6 +9,7 @@ import typer
 from fledge.cli import options
 from fledge.cli.progress import terminal_progress
 from fledge.cli.render import count, duration, print_json, say
+from fledge.cli.worker_options import WorkersOption
 from fledge.contracts.recipe import load_recipe
 from fledge.data.tokenize_source import read_source
 from fledge.store.capacity import format_bytes, free_bytes, require_disk
@@ -40,17 +41,6 @@ AsRecordedOption = Annotated[
         "--as-recorded",
         help="Loss on every assistant turn, whoever wrote it; ANSWERS may then be a directory "
         "that `fledge prepare` made.",
-    ),
-]
-
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        min=1,
-        help="Processes that tokenize; by default one for each core but one, at most eight, and "
-        "none beside this one for small inputs.",
     ),
 ]
 

@@ -87,6 +87,10 @@ class EngineSettings:
     """Decoding cycles that run ahead of the host, as captured graphs on CUDA: `auto` there and not
     on a CPU, `on` everywhere (uncaptured on a CPU), `off` nowhere."""
 
+    def wants_ahead(self, device_type: str) -> bool:
+        """Whether cycles on such a device are to run ahead of the host."""
+        return device_type == "cuda" if self.graphs == "auto" else self.graphs == "on"
+
     def __post_init__(self) -> None:
         if self.accept not in ACCEPT_RULES:
             raise ConfigError(f"accept is {self.accept!r}; it must be one of {ACCEPT_RULES}.")

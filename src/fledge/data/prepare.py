@@ -33,8 +33,7 @@ from fledge.data.prepare_estimate import estimate_prepare, require_room
 from fledge.data.row_files import MAX_BYTES, MAX_ROWS, RowFiles, remove_from
 from fledge.data.statistics import RowStatistics
 from fledge.data.tally import SourceTally
-from fledge.data.worker_pool import num_cores
-from fledge.store.capacity import free_bytes, translated_disk_errors
+from fledge.store.capacity import free_bytes, num_cores, translated_disk_errors
 from fledge.store.manifest import Manifest, Plan
 from fledge.store.rows import read_rows, row_files, rows_file
 from fledge.store.stage_directory import StageDirectory, open_stage

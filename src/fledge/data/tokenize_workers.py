@@ -10,9 +10,10 @@ from pathlib import Path
 from fledge.contracts.conversation import Conversation
 from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.data.tokenize_rows import RowTokenizer, TokenizedRow
-from fledge.data.worker_pool import WorkerPool, batches_of, num_cores
+from fledge.data.worker_pool import WorkerPool, batches_of
 from fledge.models.chat_spans import TurnFinder
 from fledge.models.target_facts import TargetFacts, read_facts
+from fledge.store.capacity import num_cores
 
 _ROWS_AT_ONCE = 256
 _WORTH_WORKERS_S = 20.0

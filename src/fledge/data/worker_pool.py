@@ -24,12 +24,6 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-def num_cores() -> int:
-    """Cores that this process may run on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores or 1
-
-
 def batches_of(rows: Iterable[Given], size: int) -> Iterator[list[Given]]:
     """The rows in their order, so many at a time."""
     unread = iter(rows)

@@ -28,8 +28,7 @@ class CopiedDrafts:
         self, calibration: Calibration, settings: EngineSettings, device: torch.device
     ) -> None:
         self._calibration, self._is_on = calibration, settings.copies
-        is_ahead = device.type == "cuda" if settings.graphs == "auto" else settings.graphs == "on"
-        self.keeps_tokens = settings.copies and is_ahead
+        self.keeps_tokens = settings.copies and settings.wants_ahead(device.type)
         """Whether tokens lie on the device beside their features."""
 
     def of_host(

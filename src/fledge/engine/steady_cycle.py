@@ -32,8 +32,7 @@ def runs_ahead(target: Target, drafter: Drafter, settings: EngineSettings, num_l
     is_known = isinstance(drafter, HeadDrafter | NoDrafter) and settings.accept == "gumbel"
     # A head reads all that a cycle has said, and its window must not have let go of any of it.
     is_known = is_known and (drafter.window is None or drafter.window >= num_levels)
-    is_wanted = target.device.type == "cuda" if settings.graphs == "auto" else None
-    return is_known and (is_wanted if is_wanted is not None else settings.graphs == "on")
+    return is_known and settings.wants_ahead(target.device.type)
 
 
 class SteadyCycle:

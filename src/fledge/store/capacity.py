@@ -99,6 +99,12 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def num_cores() -> int:
+    """Cores that this process may run on, which a container may limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
+
+
 def available_memory() -> int | None:
     """What the kernel says a new program may use; None where it does not say."""
     try:
