@@ -116,7 +116,7 @@ def _check_sources(parent: Manifest, settings: RegenerateSettings) -> None:
         if name not in known:
             raise ConfigError(
                 f"regenerate.source_temperatures names {name!r}, and the rows are of "
-                f"{', '.join(known) or 'no source'}."
+                f"{', '.join(known) or 'no source'}; name one of these, or leave it out."
             )
 
 
