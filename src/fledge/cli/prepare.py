@@ -14,7 +14,6 @@ from fledge.contracts.data_settings import PrepareSettings, SelfSettings, Source
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.recipe import Recipe, load_recipe, read_recipe
-from fledge.contracts.settings import EngineSettings
 from fledge.store.capacity import format_bytes
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def prepare(
         target=target or recipe.target,
         dtype=dtype,
         device=device,
-        settings=EngineSettings(max_requests=recipe.regenerate.concurrency),
+        settings=recipe.regenerate.engine,
     )
 
     manifest = stage.prepare(

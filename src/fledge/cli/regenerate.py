@@ -140,6 +140,7 @@ def regenerate(
             dtype=dtype,
             device=device,
             max_requests=settings.concurrency,
+            cache_tokens=settings.cache_tokens,
         )
         answerer = _in_process(choice, chosen)
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fledge.contracts.errors import ConfigError
+from fledge.contracts.settings import EngineSettings
 
 BadRows = Literal["skip", "stop"]
 PrivacyAction = Literal["replace", "drop", "keep"]
@@ -242,6 +243,9 @@ class RegenerateSettings:
     concurrency: int = 32
     """Requests in flight."""
 
+    cache_tokens: int = 0
+    """Tokens of all requests together that the engine keeps; 0 for what the device can give."""
+
     retries: int = 8
     timeout_s: float = 600.0
 
@@ -266,8 +270,14 @@ class RegenerateSettings:
                 "them 0: the target would say the same again. Ask for at most "
                 f"{len(self.temperatures)} answers, or leave out the 0."
             )
-        check_range("retries", self.retries, 0)
+        for name in ("retries", "cache_tokens"):
+            check_range(name, getattr(self, name), 0)
         check_range("timeout_s", self.timeout_s, 1)
+
+    @property
+    def engine(self) -> EngineSettings:
+        """Of an engine in this process, without what drafting needs."""
+        return EngineSettings(max_requests=self.concurrency, cache_tokens=self.cache_tokens)
 
     @property
     def _temperatures_by_setting(self) -> dict[str, tuple[float, ...]]:

@@ -6,7 +6,6 @@ from fledge.contracts.conversation import Conversation
 from fledge.contracts.data_settings import PrepareSettings, SelfSettings, SourceSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.run_settings import StageName
-from fledge.contracts.settings import EngineSettings
 from fledge.data import prepare, tokenize_stage
 from fledge.data.prepare_estimate import estimate_prepare
 from fledge.data.regenerate import stage as regenerate_stage
@@ -69,8 +68,7 @@ class _PromptsOfTarget:
     ) -> Iterable[Conversation]:
         if self._writer is None:
             journal = self._road.place("prepare") / prepare.WORK_NAME / "self"
-            num_places = self._road.recipe.regenerate.concurrency
-            engine = self._road.load_engine(EngineSettings(max_requests=num_places))
+            engine = self._road.load_engine(self._road.recipe.regenerate.engine)
             journal.mkdir(parents=True, exist_ok=True)
             self._writer = SelfPromptWriter(engine, progress=self._road.progress, journal=journal)
         return self._writer(source, settings, seed)
@@ -120,7 +118,7 @@ class _AnswersOfTarget:
     def answer(self, worklist: Worklist) -> None:
         settings = self._road.recipe.regenerate
         if self._answerer is None:
-            engine = self._road.load_engine(EngineSettings(max_requests=settings.concurrency))
+            engine = self._road.load_engine(settings.engine)
             self._answerer = EngineAnswerer(engine, self._road.target, settings)
         self._answerer.answer(worklist)
 

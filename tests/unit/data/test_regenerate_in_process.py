@@ -165,3 +165,10 @@ def test_a_target_without_a_tokenizer() -> None:
     engine = Engine(target_of(tiny_model()))
     with pytest.raises(ConfigError, match="the target x has no tokenizer"):
         EngineAnswerer(engine, "x", RegenerateSettings())
+
+
+def test_the_cache_of_an_engine_can_be_bounded():
+    bounded = RegenerateSettings(concurrency=3, cache_tokens=640).engine
+    assert (bounded.max_requests, bounded.cache_tokens) == (3, 640)
+    with pytest.raises(ConfigError, match=r"cache_tokens.*-1"):
+        RegenerateSettings(cache_tokens=-1)

@@ -29,7 +29,7 @@ from fledge.store.stage_directory import StageDirectory, open_stage
 BATCH_PATTERN = "batch-*.jsonl*"
 """Files of the Batch API's way, which are of no use once the directory is whole."""
 
-_HOW_SETTINGS = ("concurrency", "retries", "timeout_s")
+_HOW_SETTINGS = ("concurrency", "cache_tokens", "retries", "timeout_s")
 """Settings that change how long it takes and nothing else: a resumed run may have others."""
 
 _TYPICAL_ANSWER_TOKENS = 512
