@@ -76,9 +76,9 @@ def tuning(head: str, weights: str, **changed: Any) -> dict[str, Any]:
     }
 
 
-def save_random_head(target: Path, directory: Path) -> Path:
+def save_random_head(target: Path, directory: Path, **flags: Any) -> Path:
     loaded = Target.load(target, dtype=torch.float32, device=torch.device("cpu"))
-    save_head(tiny_head(loaded), directory)
+    save_head(tiny_head(loaded, **flags), directory)
     return directory
 
 

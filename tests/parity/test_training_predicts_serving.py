@@ -5,7 +5,7 @@ token t+1 is its newest. A request that reads a prompt and a part of its answer,
 cycle, therefore shows what one index of training counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from fledge.contracts.outputs import Completion
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.contracts.train_settings import (
+    HeadSettings,
     HeldOutSettings,
     LossSettings,
     OptimizerSettings,
@@ -85,23 +86,27 @@ class Trained:
         return Engine(self.target, self.head, settings)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=({}, {"norm_before_fc": True}), ids=str)
 def trained(
-    language_target: Path, language_corpus: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    language_target: Path,
+    language_corpus: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Trained:
     """A head that has learnt for some seconds: right often, and wrong often."""
+    settings = replace(SETTINGS, head=HeadSettings(**request.param))
     run = tmp_path_factory.mktemp("runs") / "some-seconds"
     given = open_input(
         features=None,
         corpora=[language_corpus],
         target=str(language_target),
-        settings=SETTINGS,
+        settings=settings,
         capture=CaptureSettings(layers=TAPS),
         is_capture_asked=True,
         device=torch.device("cpu"),
     )
     target = Target.load(language_target, dtype=torch.float32, device=torch.device("cpu"))
-    train(given, SETTINGS, run, target=target)
+    train(given, settings, run, target=target)
     head = load_head(run)
     module = TTTModule(
         head,
@@ -111,7 +116,7 @@ def trained(
         compute_dtype=torch.float32,
     )
     corpus = Corpus.open(language_corpus)
-    division, _ = make_order(given, SETTINGS)
+    division, _ = make_order(given, settings)
     samples = [corpus[int(given.samples.numbers[place])] for place in division.held_out]
     return Trained(run, target, head, module, samples)
 
@@ -121,6 +126,7 @@ def test_a_head_trained_for_seconds_doubles_what_a_pass_yields(
 ) -> None:
     """What the run says of itself is what the saved head does in serving, to the last token."""
     said = read_manifest(trained.run).counts["best"]
+    plain = Engine(trained.target)
     prompts = choose_prompts(trained.samples, count=100, max_prompt_len=100, seed=1)
     tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
     engine = Engine.load(
@@ -131,6 +137,8 @@ def test_a_head_trained_for_seconds_doubles_what_a_pass_yields(
     )
     answers = engine.generate(prompts, SamplingParams(max_tokens=80))
     assert said["accept_length"] == accept_length(answers)
+    expected = plain.generate(prompts, SamplingParams(max_tokens=80))
+    assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
     assert len(prompts) >= 15
     assert 2.0 <= said["accept_length"] < DEPTH + 0.8, "good, and not so good that all is easy"
     # Not equal: the engine begins a chain only where one has ended, behind a token that was hard.

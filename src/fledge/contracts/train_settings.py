@@ -26,6 +26,9 @@ class HeadSettings:
     norm_output: bool = False
     """EAGLE-3.1: feed back the normed hidden state."""
 
+    norm_before_fc: bool = False
+    """One norm over all tapped layers together before they are fused."""
+
     norm_before_residual: bool = False
     sliding_window: int = 0
     """Tokens that the head looks back; 0 means all of them."""

@@ -85,12 +85,11 @@ def _facts(
     target = name
     if alias is not None:
         target = f"{alias.model}, {alias.quantisation} dequantised; its weights: {alias.licence}"
-    flags = [flag for flag in ("fc_norm", "norm_output") if getattr(config, flag)]
     taps = "2, n//2 and n-3" if config.taps is None else ", ".join(map(str, config.taps))
     weights = evidence.training.counts["weights"]
     rows = [
         ("target", target),
-        ("kind", f"EAGLE-3.1 ({', '.join(flags)})" if flags else "EAGLE-3, one layer"),
+        ("kind", _kind(config)),
         ("size", f"{weights:,} parameters, {weights_bytes / 1e6:.1f} MB in bfloat16"),
         ("draft vocabulary", f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"),
         ("MLP width", f"{config.intermediate_size:,}"),
@@ -98,6 +97,13 @@ def _facts(
         ("licence of the head", licence),
     ]
     return render_table(("", ""), rows, num_left=2)
+
+
+def _kind(config: HeadConfig) -> str:
+    newer = [flag for flag in ("fc_norm", "norm_output") if getattr(config, flag)]
+    older = [flag for flag in ("norm_before_fc", "norm_before_residual") if getattr(config, flag)]
+    kind = "EAGLE-3.1" if newer else "EAGLE-3"
+    return f"{kind} ({', '.join(newer + older)})" if newer or older else f"{kind}, one layer"
 
 
 def _scorecards(cards: Sequence[Document], fingerprints: frozenset[str]) -> list[str]:

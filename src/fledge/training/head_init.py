@@ -49,6 +49,7 @@ def shape_head(
         num_taps=len(taps),
         sliding_window=settings.sliding_window or None,
         norm_before_residual=settings.norm_before_residual,
+        norm_before_fc=settings.norm_before_fc,
         fc_norm=settings.fc_norm,
         norm_output=settings.norm_output,
     )

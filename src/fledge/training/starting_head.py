@@ -25,6 +25,7 @@ _REMEDIES = {
     "sliding_window": "--set train.head.sliding_window={}",
     "rope_theta": "--set train.head.rope_theta={}",
     "norm_before_residual": "--set train.head.norm_before_residual={}",
+    "norm_before_fc": "--set train.head.norm_before_fc={}",
     "fc_norm": "--set train.head.fc_norm={}",
     "norm_output": "--set train.head.norm_output={}",
 }

@@ -176,6 +176,25 @@ def test_the_card_says_what_was_measured(tmp_path: Path, head: Path, target: Pat
         assert line in card
 
 
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ({}, "EAGLE-3, one layer"),
+        ({"norm_before_fc": True}, "EAGLE-3 (norm_before_fc)"),
+        (
+            {"fc_norm": True, "norm_before_residual": True},
+            "EAGLE-3.1 (fc_norm, norm_before_residual)",
+        ),
+    ],
+)
+def test_the_card_says_which_norms_a_head_has(
+    tmp_path: Path, target: Path, flags: dict[str, Any], kind: str
+) -> None:
+    head = save_random_head(target, tmp_path / "run", **flags)
+    card = (ship(head, target, tmp_path / "heads").directory / "README.md").read_text()
+    assert f"| kind | {kind} |" in card
+
+
 def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Path) -> None:
     plan = training_manifest(target).plan
     settings = {

@@ -58,11 +58,13 @@ def test_settings_win_over_the_target() -> None:
         fc_norm=True,
         norm_output=True,
         norm_before_residual=True,
+        norm_before_fc=True,
     )
     assert (config.intermediate_size, config.rope_theta, config.sliding_window) == (100, 5e3, 16)
     assert config.fc_norm
     assert config.norm_output
     assert config.norm_before_residual
+    assert config.norm_before_fc
 
 
 def test_hybrid_targets_give_the_rotation_of_full_attention() -> None:

@@ -117,6 +117,7 @@ def test_the_fingerprint_is_of_weights_and_tokens() -> None:
             "train.head.mlp_width=56",
         ),
         ({"fc_norm": True}, "fc_norm True.*train.head.fc_norm=true"),
+        ({"norm_before_fc": True}, "norm_before_fc True.*train.head.norm_before_fc=true"),
         ({"sliding_window": 8}, "train.head.sliding_window=8"),
         ({"qk_norm": True}, "qk_norm True, and the head to be trained False; begin with a new"),
         ({"taps": (1, 2, 3)}, r"\[1, 2, 3\].*capture.layers=\[1, 2, 3\]"),
