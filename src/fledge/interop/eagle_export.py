@@ -6,6 +6,7 @@ from fledge.contracts.errors import MismatchError
 from fledge.interop.checkpoint_files import write_checkpoint
 from fledge.interop.limits import (
     bias_limit,
+    fused_norm_limit,
     num_taps_limit,
     qk_norm_limit,
     refuse,
@@ -42,6 +43,7 @@ def check_eagle(head: Eagle3Head, target: TargetFacts | None) -> None:
     config, engine = head.config, "EAGLE's own code"
     limits = (
         residual_limit,
+        fused_norm_limit,
         bias_limit,
         qk_norm_limit,
         window_limit,
@@ -53,7 +55,6 @@ def check_eagle(head: Eagle3Head, target: TargetFacts | None) -> None:
     refuse(
         engine,
         (
-            (config.norm_before_fc, "it has norm_before_fc, which is unknown there.", "Use vLLM."),
             (
                 size != config.hidden_size,
                 f"{config.num_heads} heads of {config.head_dim} make {size}, not the hidden size "

@@ -25,6 +25,15 @@ def residual_limit(config: HeadConfig, engine: str) -> Limit:
     )
 
 
+def fused_norm_limit(config: HeadConfig, engine: str) -> Limit:
+    return (
+        config.norm_before_fc,
+        f"norm_before_fc is true (one norm over all target states before fc), which {engine} does "
+        "not know and would leave out.",
+        "Export it for vLLM, SGLang or as GGUF, or train with head.norm_before_fc = false.",
+    )
+
+
 def bias_limit(config: HeadConfig, engine: str) -> Limit:
     return (
         config.attention_bias or config.output_bias,

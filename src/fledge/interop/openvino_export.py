@@ -12,6 +12,7 @@ from fledge.contracts.errors import ConfigError, MismatchError
 from fledge.interop.checkpoint_files import write_checkpoint
 from fledge.interop.limits import (
     bias_limit,
+    fused_norm_limit,
     num_taps_limit,
     qk_norm_limit,
     refuse,
@@ -43,6 +44,7 @@ def check_openvino(head: Eagle3Head, target: TargetFacts | None) -> None:
     config = head.config
     limits = (
         residual_limit,
+        fused_norm_limit,
         bias_limit,
         qk_norm_limit,
         window_limit,
@@ -53,7 +55,6 @@ def check_openvino(head: Eagle3Head, target: TargetFacts | None) -> None:
     refuse(
         _ENGINE,
         (
-            (config.norm_before_fc, "it has norm_before_fc, which is unknown there.", "Use vLLM."),
             (
                 config.target_hidden_size != config.hidden_size,
                 f"its hidden size {config.hidden_size} is not the target's "

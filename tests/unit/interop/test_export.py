@@ -156,7 +156,7 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
     ("eagle", {"taps": (1, 3, 6)}, r"cannot be told otherwise; this head reads \[1, 3, 6\]"),
     ("eagle", {"norm_before_residual": True}, "norm_before_residual is true"),
     ("eagle", {"norm_output": True}, "norms of EAGLE-3.1"),
-    ("eagle", {"norm_before_fc": True}, "norm_before_fc, which is unknown"),
+    ("eagle", {"norm_before_fc": True}, "norm_before_fc is true.* as GGUF, or train"),
     ("eagle", {"sliding_window": 9}, "sliding window of 9"),
     ("eagle", {"num_taps": 2, "taps": (1, 2)}, "reads 2 target layers"),
     ("eagle", {"num_heads": 2}, "2 heads of 8 make 16, not the hidden size 32"),
