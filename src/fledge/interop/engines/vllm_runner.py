@@ -32,10 +32,10 @@ def main() -> None:
     is_cpu = not torch.cuda.is_available()
     for run in job["runs"]:
         _say("starting an engine, unless it is the one before")
-        llm = loaded.get(_options(run, is_cpu=is_cpu))
+        loaded.start(_options(run, is_cpu=is_cpu))
         _take(turn, fcntl.LOCK_EX)
         _say(f"answering {len(run['prompts'])} prompts, {run['group_size']} at a time")
-        runs.append(_run(vllm, llm, run, is_cpu=is_cpu))
+        runs.append(_run(vllm, loaded.llm, run, is_cpu=is_cpu))
         _write(result_file, {"version": vllm.__version__, "runs": runs})
     _say("done")
 
@@ -58,19 +58,22 @@ def _write(file: Path, result: dict[str, Any]) -> None:
 
 
 class _Loaded:
-    """The engine of the last run, kept for the next one where it is the same."""
+    """The engine of the last run, kept for the next one where it is the same.
+
+    Nobody else may keep `llm`: two of them would not fit into the memory, and the groups that one
+    takes down when it goes are those of the next.
+    """
 
     def __init__(self, vllm: Any) -> None:
         self._vllm = vllm
         self._options: dict[str, Any] | None = None
-        self._llm: Any = None
+        self.llm: Any = None
 
-    def get(self, options: dict[str, Any]) -> Any:
+    def start(self, options: dict[str, Any]) -> None:
         if options != self._options:
-            self._llm = None  # two of them would not fit into the memory
+            self.llm = None
             gc.collect()
-            self._llm, self._options = self._vllm.LLM(**options), options
-        return self._llm
+            self.llm, self._options = self._vllm.LLM(**options), options
 
 
 def _run(vllm: Any, llm: Any, run: dict[str, Any], *, is_cpu: bool) -> dict[str, Any]:
