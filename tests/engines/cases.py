@@ -28,13 +28,19 @@ class Case:
     head: Path
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
+    has_norms: bool = False
+    """Before its taps are fused, or on its residual."""
+
+    def is_for(self, engine: InstalledEngine) -> bool:
+        """OpenVINO knows no norms; an export of such a head for it is refused."""
+        return engine.name != "openvino" or not self.has_norms
 
     @property
     def params(self) -> SamplingParams:
         return SamplingParams(max_tokens=self.max_tokens, draft_depths=True)
 
     def ask_ours(self) -> list[Completion]:
-        settings = EngineSettings(tree=TREE, controller="fixed")
+        settings = EngineSettings(tree=TREE, controller="fixed", copies=False)
         engine = Engine.load(str(self.target), self.head, settings, device="cpu", dtype="float32")
         return engine.generate(self.prompts, self.params)
 

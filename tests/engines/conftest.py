@@ -8,6 +8,7 @@ import pytest
 
 from fledge.contracts import provenance
 from fledge.contracts.outside_engines import OutsideEngine
+from fledge.contracts.train_settings import HeadSettings
 from fledge.interop.engines.acceptance import our_acceptance
 from fledge.interop.engines.installation import InstalledEngine, find_engine
 from fledge.interop.engines.job import run_in_engine
@@ -57,16 +58,24 @@ def trained(place: Path) -> list[Case]:
     target = trained_pair.save_trained_target(folder / "target")
     corpus = trained_pair.save_corpus(folder, target)
     prompts = encode(target, trained_pair.prompts(24))
-    heads = {"default": (2, 5, 7), "other": (1, 4, 9)}
+    heads = {
+        "default": ((2, 5, 7), HeadSettings()),
+        "other": ((1, 4, 9), HeadSettings()),
+        "normed": ((2, 5, 7), HeadSettings(norm_before_fc=True)),
+        "twice-normed": ((1, 4, 9), HeadSettings(norm_before_fc=True, norm_before_residual=True)),
+    }
     return [
         Case(
             name=f"trained-{name}",
             target=target,
-            head=trained_pair.save_trained_head(folder / name, target, corpus, taps=taps),
+            head=trained_pair.save_trained_head(
+                folder / name, target, corpus, taps=taps, head=settings
+            ),
             prompts=prompts,
             max_tokens=64,
+            has_norms=settings.norm_before_fc,
         )
-        for name, taps in heads.items()
+        for name, (taps, settings) in heads.items()
     ]
 
 
@@ -80,7 +89,8 @@ def outcomes(
     engine: InstalledEngine, forced: list[Case], trained: list[Case], place: Path
 ) -> dict[str, Outcome]:
     """All cases in one engine, with their heads and without."""
-    cases, folder = forced + trained, place / engine.name
+    folder = place / engine.name
+    cases = [case for case in forced + trained if case.is_for(engine)]
     folder.mkdir()
     exported = {case.name: export_for(engine, case, folder) for case in cases}
     if engine.name == "openvino":

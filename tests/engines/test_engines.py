@@ -10,24 +10,28 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 MAX_NEAR_TIES = 0.01
 """Of the drafts; llama.cpp was seen to choose otherwise in 1 of 350."""
 
-CASES = ("forced-default", "forced-other", "trained-default", "trained-other")
+FORCED = ("forced-default", "forced-other")
+TRAINED = ("trained-default", "trained-other", "trained-normed", "trained-twice-normed")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_answers_are_ours_token_for_token(outcomes: dict[str, Outcome], name: str) -> None:
-    outcome = outcomes[name]
+@pytest.fixture
+def outcome(outcomes: dict[str, Outcome], name: str) -> Outcome:
+    if name not in outcomes:
+        pytest.skip("OpenVINO knows no norms")
+    return outcomes[name]
+
+
+@pytest.mark.parametrize("name", FORCED + TRAINED)
+def test_answers_are_ours_token_for_token(outcome: Outcome) -> None:
     ours = tuple(completion.token_ids for completion in outcome.ours)
     assert outcome.plain.token_ids == ours
     assert outcome.theirs.token_ids == ours
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_as_many_drafts_are_accepted_at_every_position(
-    outcomes: dict[str, Outcome], name: str
-) -> None:
+@pytest.mark.parametrize("name", FORCED + TRAINED)
+def test_as_many_drafts_are_accepted_at_every_position(outcome: Outcome, name: str) -> None:
     """Counts, not rates: in float32 two right computations agree on every draft of these pairs, but
     for one that a trained head finds as good as another."""
-    outcome = outcomes[name]
     theirs = outcome.theirs.acceptance
     ours = our_acceptance(outcome.ours, DEPTH, theirs.counting)
     slack = 0 if name.startswith("forced") else MAX_NEAR_TIES * ours.num_drafts
@@ -38,20 +42,16 @@ def test_as_many_drafts_are_accepted_at_every_position(
     assert all(abs(one - other) <= slack for one, other in pairs), (theirs, ours)
 
 
-@pytest.mark.parametrize("name", CASES[:2])
-def test_a_head_that_is_always_right_is_accepted_in_full(
-    outcomes: dict[str, Outcome], name: str
-) -> None:
-    acceptance = outcomes[name].theirs.acceptance
+@pytest.mark.parametrize("name", FORCED)
+def test_a_head_that_is_always_right_is_accepted_in_full(outcome: Outcome) -> None:
+    acceptance = outcome.theirs.acceptance
     cycles = 5 if acceptance.counting == "all_but_last" else 6
-    assert acceptance.num_drafts == cycles * len(outcomes[name].case.prompts)
+    assert acceptance.num_drafts == cycles * len(outcome.case.prompts)
     assert set(acceptance.accepted_at_position) == {acceptance.num_drafts}
 
 
-@pytest.mark.parametrize("name", CASES[2:])
-def test_a_trained_head_is_often_right_and_often_wrong(
-    outcomes: dict[str, Outcome], name: str
-) -> None:
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_head_is_often_right_and_often_wrong(outcome: Outcome) -> None:
     """Otherwise equal counts would say little."""
-    rates = outcomes[name].theirs.acceptance.rates
+    rates = outcome.theirs.acceptance.rates
     assert all(rate is not None and 0.4 < rate < 0.95 for rate in rates), rates

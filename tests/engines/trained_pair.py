@@ -5,12 +5,14 @@ The sizes are those that all engines take: OpenVINO wants ten layers, vLLM's CPU
 32 channels.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.train_settings import (
+    HeadSettings,
     HeldOutSettings,
     LossSettings,
     OptimizerSettings,
@@ -43,20 +45,21 @@ def save_corpus(directory: Path, target: Path) -> Path:
 
 
 def save_trained_head(
-    directory: Path, target: Path, corpus: Path, *, taps: tuple[int, ...]
+    directory: Path, target: Path, corpus: Path, *, taps: tuple[int, ...], head: HeadSettings
 ) -> Path:
     """A head trained for some seconds on these completed layers."""
+    settings = replace(_SETTINGS, head=head)
     given = open_input(
         features=None,
         corpora=[corpus],
         target=str(target),
-        settings=_SETTINGS,
+        settings=settings,
         capture=CaptureSettings(layers=taps),
         is_capture_asked=True,
         device=torch.device("cpu"),
     )
     loaded = Target.load(target, dtype=torch.float32, device=torch.device("cpu"))
-    train(given, _SETTINGS, directory, target=loaded, has_plots=False)
+    train(given, settings, directory, target=loaded, has_plots=False)
     return directory
 
 
