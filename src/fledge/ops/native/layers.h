@@ -240,16 +240,16 @@ static void attend(const Heads& heads, const float* query, int64_t head, const f
     keys += shift;
     values += shift;
     switch (size) {
-        case 64: score_keys<4>(query, keys, stride, slots, count, scores); break;
-        case 128: score_keys<8>(query, keys, stride, slots, count, scores); break;
+        case 64: score_keys<64 / LANES>(query, keys, stride, slots, count, scores); break;
+        case 128: score_keys<128 / LANES>(query, keys, stride, slots, count, scores); break;
         default:
             for (int64_t i = 0; i < count; i++)
                 scores[i] = dot(query, keys + slots[i] * stride, size);
     }
     float scale = 1.0f / exponentials(scores, count, heads.scale, heads.soft_cap);
     switch (size) {
-        case 64: mix_values<4>(scores, values, stride, slots, count, scale, out); break;
-        case 128: mix_values<8>(scores, values, stride, slots, count, scale, out); break;
+        case 64: mix_values<64 / LANES>(scores, values, stride, slots, count, scale, out); break;
+        case 128: mix_values<128 / LANES>(scores, values, stride, slots, count, scale, out); break;
         default:
             for (int64_t d = 0; d < size; d++) out[d] = 0.0f;
             for (int64_t i = 0; i < count; i++) {

@@ -147,14 +147,14 @@ static void round_to_four(const float* w, Group& best) {
 
 static bool pack_four(const float* const* rows, bool is_half, bool may_round, uint8_t* codes,
                       uint8_t* steps) {
-    uint32_t packed[LANES] = {};
+    uint32_t packed[HALF_UNIT] = {};
     float numbers[8];
     for (int r = 0; r < BLOCK; r++) {
         Group group;
         if (may_round) round_to_four(rows[r], group);
         else if (!find_four(rows[r], is_half, group)) return false;
         for (int i = 0; i < UNIT; i++)
-            packed[i % LANES] |= uint32_t(group.codes[i]) << (8 * r + 4 * (i / LANES));
+            packed[i % HALF_UNIT] |= uint32_t(group.codes[i]) << (8 * r + 4 * (i / HALF_UNIT));
         numbers[r] = group.step;
         numbers[4 + r] = group.least;
     }

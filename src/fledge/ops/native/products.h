@@ -3,7 +3,7 @@
 // A matrix [N, K] is pieces of rows. A packed piece is blocks of four rows, and a unit is what a
 // block has of 32 columns:
 //
-//   FOUR   64 bytes: nibble 2r+h of lane l is row r, column 16h+l; w = step q + least
+//   FOUR   64 bytes: nibble 2r+h of word l is row r, column 16h+l; w = step q + least
 //   EIGHT  128 bytes: row after row, 32 signed bytes each; w = step q
 //   BRAIN  256 bytes: row after row, 32 bfloat16 each
 //
@@ -43,8 +43,10 @@ struct Matrix {
 
 constexpr int BLOCK = 4;
 constexpr int UNIT = 32;
-constexpr int FEW = 8;
-constexpr int MOST_AT_ONCE = 6;
+constexpr int HALF_UNIT = UNIT / 2;
+constexpr int VECTORS = UNIT / LANES;  // of a row of a unit
+constexpr int FEW = HAS_WIDE ? 8 : 6;
+constexpr int MOST_AT_ONCE = HAS_WIDE ? 6 : 3;
 constexpr int NEAR_BLOCKS = 2;
 constexpr int NEAR_COLUMNS = 768;
 constexpr int MOST_ROWS = 96;
@@ -65,36 +67,61 @@ template <bool IS_HALF> struct FourBits {
     static constexpr int NUM_STEPS = 8;
     static constexpr bool HAS_HALVES = IS_HALF;
 
-    INLINE void row(const uint8_t* codes, const float* steps, int r, V& low, V& high) {
+#if HAS_WIDE
+    static constexpr int NUM_NEAR = NUM_STEPS;
+
+    // Vector v of row r.
+    INLINE V part(const uint8_t* codes, const float* steps, int r, int v) {
         const V count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         VI packed;
         memcpy(&packed, codes, 64);
-        V table = count * steps[r] + steps[4 + r];
-        low = look_up(packed >> (8 * r), table, steps[r], steps[4 + r]);
-        high = look_up(packed >> (8 * r + 4), table, steps[r], steps[4 + r]);
+        return look_up(packed >> (8 * r + 4 * v), count * steps[r] + steps[4 + r]);
     }
+#else
+    // Codes are used where they stand in their words, which makes them larger by a power of two, and
+    // steps smaller by the same: four for the lower codes, four least values, four for the upper codes.
+    static constexpr int NUM_NEAR = 12;
+
+    INLINE void spread(V steps, float* near) {
+        const V lower = {1.0f, 0x1p-8f, 0x1p-16f, 0x1p-24f, 1.0f, 1.0f, 1.0f, 1.0f};
+        const V4 upper = {0x1p-4f, 0x1p-12f, 0x1p-20f, 1.0f};
+        store(near, steps * lower);
+        *(UnalignedV4*)(near + 8) = __builtin_shufflevector(steps, steps, 0, 1, 2, 3) * upper;
+    }
+
+    INLINE V part(const uint8_t* codes, const float* near, int r, int v) {
+        typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+        int half = v / 2, shift = 8 * r + 4 * half;
+        Words packed;
+        memcpy(&packed, codes + v % 2 * sizeof(packed), sizeof(packed));
+        // The highest code stands where the sign would be.
+        Words code = shift == 28 ? packed >> 28 : packed & (15u << shift);
+        return __builtin_convertvector((VI)code, V) * near[8 * half + r] + near[4 + r];
+    }
+#endif
 };
 
 template <bool IS_FINE> struct EightBits {
     static constexpr int CODE_BYTES = 128;
     static constexpr int PER_ROW = IS_FINE ? 2 : 1;
     static constexpr int NUM_STEPS = BLOCK * PER_ROW;
+    static constexpr int NUM_NEAR = NUM_STEPS;
     static constexpr bool HAS_HALVES = !IS_FINE;
 
-    INLINE void row(const uint8_t* codes, const float* steps, int r, V& low, V& high) {
-        low = bytes_to_floats(codes + 32 * r) * steps[PER_ROW * r];
-        high = bytes_to_floats(codes + 32 * r + 16) * steps[PER_ROW * r + PER_ROW - 1];
+    INLINE V part(const uint8_t* codes, const float* steps, int r, int v) {
+        return bytes_to_floats(codes + 32 * r + v * LANES) *
+               steps[PER_ROW * r + v * PER_ROW / VECTORS];
     }
 };
 
 struct Brains {
     static constexpr int CODE_BYTES = 256;
     static constexpr int NUM_STEPS = 0;
+    static constexpr int NUM_NEAR = 0;
     static constexpr bool HAS_HALVES = false;
 
-    INLINE void row(const uint8_t* codes, const float*, int r, V& low, V& high) {
-        low = brains_to_floats(codes + 64 * r);
-        high = brains_to_floats(codes + 64 * r + 32);
+    INLINE V part(const uint8_t* codes, const float*, int r, int v) {
+        return brains_to_floats(codes + 64 * r + 2 * v * LANES);
     }
 };
 
@@ -111,8 +138,18 @@ template <int FORMAT> struct Unit : Kind<FORMAT> {
 
     // Steps of up to NEAR_UNITS units as floats, where a load can spread each over all lanes.
     INLINE const float* steps(const uint8_t* packed, int64_t num_units, float* room) {
-        if (!K::HAS_HALVES) return (const float*)packed;
-        halves_to_floats((const uint16_t*)packed, int(num_units) * K::NUM_STEPS, room);
+        if constexpr (K::NUM_NEAR == K::NUM_STEPS) {
+            if (!K::HAS_HALVES) return (const float*)packed;
+            halves_to_floats((const uint16_t*)packed, int(num_units) * K::NUM_STEPS, room);
+        } else {
+            for (int64_t u = 0; u < num_units; u++) {
+                float own[K::NUM_STEPS];
+                const uint8_t* from = packed + u * STEP_BYTES;
+                if (K::HAS_HALVES) halves_to_floats((const uint16_t*)from, K::NUM_STEPS, own);
+                else memcpy(own, from, sizeof(own));
+                K::spread(load(own), room + u * K::NUM_NEAR);
+            }
+        }
         return room;
     }
 };
@@ -133,6 +170,7 @@ struct Sink {
     // The sums of T rows; `at` gives what there is of one of the four outputs of a row.
     template <int T, typename At>
     inline __attribute__((always_inline)) void put_all(At at) const {
+#if HAS_WIDE
         constexpr int FOURS = T / 4 * 4;
         auto quarters = [&](int t) { return quarter_sums(at(0, t), at(1, t), at(2, t), at(3, t)); };
 #pragma GCC unroll 4
@@ -143,7 +181,10 @@ struct Sink {
             put(t + 2, __builtin_shufflevector(sums, sums, 8, 9, 10, 11));
             put(t + 3, __builtin_shufflevector(sums, sums, 12, 13, 14, 15));
         }
-#pragma GCC unroll 4
+#else
+        constexpr int FOURS = 0;
+#endif
+#pragma GCC unroll 8
         for (int t = FOURS; t < T; t++) put(t, fold4(at(0, t), at(1, t), at(2, t), at(3, t)));
     }
 };
@@ -162,52 +203,99 @@ template <typename U> INLINE void ask_for_steps(const uint8_t* steps, int64_t nu
         __builtin_prefetch(steps + AHEAD + at, 0, 3);
 }
 
-// Some rows of a packed block times T rows of x, unpacked on the way.
-template <int FORMAT, int T, int FIRST, int COUNT>
-INLINE void sum_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_units, const float* x,
-                     int64_t x_stride, V (&sums)[COUNT][T]) {
-    typedef Unit<FORMAT> U;
-    float room[NEAR_UNITS * U::NUM_STEPS + 1];
-    for (int64_t begin = 0; begin < num_units; begin += NEAR_UNITS) {
-        int64_t end = num_units - begin < NEAR_UNITS ? num_units : begin + NEAR_UNITS;
-        const float* near = U::steps(steps + begin * U::STEP_BYTES, end - begin, room);
-        if (FIRST == 0) ask_for_steps<U>(steps + begin * U::STEP_BYTES, end - begin);
-        for (int64_t u = begin; u < end; u++, near += U::NUM_STEPS) {
-            if (FIRST == 0) ask_for<U::CODE_BYTES>(codes + u * U::CODE_BYTES);
-            V low[COUNT], high[COUNT];
+// How many of the four rows have their sums in registers at once.
+constexpr int rows_at_once(int num_factors) {
+    if (HAS_WIDE) return num_factors <= 4 ? 4 : 2;
+    return num_factors <= 2 ? 4 : 2;
+}
+
+#if HAS_WIDE
+// Some rows of one unit times T rows of x.
+template <typename U, int T, int FIRST, int COUNT>
+INLINE void sum_unit(const uint8_t* codes, const float* near, const float* x, int64_t x_stride,
+                     V (&sums)[COUNT][T]) {
+    V low[COUNT], high[COUNT];
 #pragma GCC unroll 8
-            for (int r = 0; r < COUNT; r++)
-                U::row(codes + u * U::CODE_BYTES, near, FIRST + r, low[r], high[r]);
+    for (int r = 0; r < COUNT; r++) {
+        low[r] = U::part(codes, near, FIRST + r, 0);
+        high[r] = U::part(codes, near, FIRST + r, 1);
+    }
 #pragma GCC unroll 16
-            for (int t = 0; t < T; t++) {
-                V one = load(x + t * x_stride + u * UNIT);
-                V other = load(x + t * x_stride + u * UNIT + LANES);
+    for (int t = 0; t < T; t++) {
+        V one = load(x + t * x_stride);
+        V other = load(x + t * x_stride + LANES);
 #pragma GCC unroll 8
-                for (int r = 0; r < COUNT; r++) {
-                    sums[r][t] += low[r] * one;
-                    sums[r][t] += high[r] * other;
-                }
-            }
+        for (int r = 0; r < COUNT; r++) {
+            sums[r][t] += low[r] * one;
+            sums[r][t] += high[r] * other;
         }
     }
+}
+#else
+// The same with sixteen registers, which is what AVX2 has.
+template <typename U, int T, int FIRST, int COUNT>
+INLINE void sum_unit(const uint8_t* codes, const float* near, const float* x, int64_t x_stride,
+                     V (&sums)[COUNT][T]) {
+    if constexpr (T <= 2) {
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                V w = U::part(codes, near, FIRST + r, v);
+#pragma GCC unroll 2
+                for (int t = 0; t < T; t++) sums[r][t] += w * load(x + t * x_stride + v * LANES);
+            }
+        return;
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) {
+        // Steps are loaded again rather than kept at the cost of sums.
+        if (T > 4 || v % 2 == 0) asm("" : "+r"(near));
+        V w[COUNT];
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; r++) w[r] = U::part(codes, near, FIRST + r, v);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+            V one = held(load(x + t * x_stride + v * LANES));
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; r++) sums[r][t] += w[r] * one;
+        }
+    }
+}
+#endif
+
+// Rows of a packed block, from the first one on, times T rows of x, unpacked on the way.
+template <typename U, int T, int FIRST>
+INLINE void sum_rows(const uint8_t* codes, const float* near, int64_t num_units, const float* x,
+                     int64_t x_stride, V (&sums)[BLOCK][T]) {
+    constexpr int COUNT = rows_at_once(T);
+    V own[COUNT][T];
+    memcpy(own, sums[FIRST], sizeof(own));
+    for (int64_t u = 0; u < num_units; u++) {
+        if (FIRST == 0) ask_for<U::CODE_BYTES>(codes + u * U::CODE_BYTES);
+        sum_unit<U, T, FIRST>(codes + u * U::CODE_BYTES, near + u * U::NUM_NEAR, x + u * UNIT,
+                              x_stride, own);
+    }
+    memcpy(sums[FIRST], own, sizeof(own));
+    if constexpr (FIRST + COUNT < BLOCK)
+        sum_rows<U, T, FIRST + COUNT>(codes, near, num_units, x, x_stride, sums);
 }
 
 template <int FORMAT, int T>
 static void few_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_units, const float* x,
                      int64_t x_stride, const Sink& sink) {
-    if (T <= 4) {
-        V sums[BLOCK][T] = {};
-        sum_rows<FORMAT, T, 0, BLOCK>(codes, steps, num_units, x, x_stride, sums);
-        sink.template put_all<T>([&](int r, int t) { return sums[r][t]; });
-        return;
+    typedef Unit<FORMAT> U;
+    float room[NEAR_UNITS * U::NUM_NEAR + 1];
+    V sums[BLOCK][T] = {};
+    for (int64_t begin = 0; begin < num_units; begin += NEAR_UNITS) {
+        int64_t count = num_units - begin < NEAR_UNITS ? num_units - begin : NEAR_UNITS;
+        const uint8_t* packed = steps + begin * U::STEP_BYTES;
+        const float* near = U::steps(packed, count, room);
+        ask_for_steps<U>(packed, count);
+        sum_rows<U, T, 0>(codes + begin * U::CODE_BYTES, near, count, x + begin * UNIT, x_stride,
+                          sums);
     }
-    // Registers are too few for all four rows at once.
-    V first[2][T] = {}, kept[2][T];
-    sum_rows<FORMAT, T, 0, 2>(codes, steps, num_units, x, x_stride, first);
-    memcpy(kept, first, sizeof(kept));
-    V second[2][T] = {};
-    sum_rows<FORMAT, T, 2, 2>(codes, steps, num_units, x, x_stride, second);
-    sink.template put_all<T>([&](int r, int t) { return r < 2 ? kept[r][t] : second[r - 2][t]; });
+    sink.template put_all<T>([&](int r, int t) { return sums[r][t]; });
 }
 
 // Four rows of floats times T rows of x. Where these are not all columns, `kept` has the sums.
@@ -222,6 +310,7 @@ static void tile(const float* const* w, const float* x, int64_t x_stride, int64_
     const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     int64_t k = 0;
     for (; k + LANES <= columns; k += LANES) {
+#if HAS_WIDE
         V r0 = load(w0 + k), r1 = load(w1 + k), r2 = load(w2 + k), r3 = load(w3 + k);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
@@ -231,6 +320,17 @@ static void tile(const float* const* w, const float* x, int64_t x_stride, int64_
             sums[2][t] += r2 * one;
             sums[3][t] += r3 * one;
         }
+#else
+        V ones[T];
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) ones[t] = held(load(x + t * x_stride + k));
+#pragma GCC unroll 4
+        for (int r = 0; r < BLOCK; r++) {
+            V own = held(load((r < 2 ? r == 0 ? w0 : w1 : r == 2 ? w2 : w3) + k));
+#pragma GCC unroll 8
+            for (int t = 0; t < T; t++) sums[r][t] += own * ones[t];
+        }
+#endif
     }
     if (k < columns) {
         int64_t rest = columns - k;
@@ -283,9 +383,10 @@ static void tiles(const float* const* w, const float* x, int64_t x_stride, int n
     for (int part = 0, begin = 0; part < num_parts; part++) {
         int end = num_rows * (part + 1) / num_parts;
         const float* from = x + begin * x_stride;
-#define TILES(T)                                                                          \
-    case T:                                                                               \
-        tile_blocks<T>(w, from, x_stride, columns, near, blocks, begin, is_whole); \
+#define TILES(T)                                                                                 \
+    case T:                                                                                      \
+        tile_blocks<T <= MOST_AT_ONCE ? T : 1>(w, from, x_stride, columns, near, blocks, begin, \
+                                               is_whole);                                        \
         break;
         switch (end - begin) {
             TILES(1)
@@ -303,17 +404,16 @@ static void tiles(const float* const* w, const float* x, int64_t x_stride, int n
 template <int FORMAT>
 static void unpack(const uint8_t* codes, const uint8_t* steps, int64_t num_units, float* panel) {
     typedef Unit<FORMAT> U;
-    float room[NEAR_UNITS * U::NUM_STEPS + 1];
+    float room[NEAR_UNITS * U::NUM_NEAR + 1];
     const float* near = U::steps(steps, num_units, room);
-    for (int64_t u = 0; u < num_units; u++) {
+    for (int64_t u = 0; u < num_units; u++, near += U::NUM_NEAR) {
         ask_for<U::CODE_BYTES>(codes + u * U::CODE_BYTES);
 #pragma GCC unroll 8
-        for (int r = 0; r < BLOCK; r++) {
-            V low, high;
-            U::row(codes + u * U::CODE_BYTES, near + u * U::NUM_STEPS, r, low, high);
-            store(panel + r * NEAR_COLUMNS + u * UNIT, low);
-            store(panel + r * NEAR_COLUMNS + u * UNIT + LANES, high);
-        }
+        for (int r = 0; r < BLOCK; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++)
+                store(panel + r * NEAR_COLUMNS + u * UNIT + v * LANES,
+                      U::part(codes + u * U::CODE_BYTES, near, r, v));
     }
 }
 
@@ -387,9 +487,10 @@ static void packed_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_
     }
     for (int block = 0; block < blocks.count; block++) {
         Sink sink = blocks.sink(block);
-#define FEW_ROWS(T)                                                                \
-    case T:                                                                        \
-        few_rows<IS_USUAL || T <= 4 ? FORMAT : FOUR_HALF, T>(codes, steps, units, x, x_stride, sink); \
+#define FEW_ROWS(T)                                                                      \
+    case T:                                                                              \
+        few_rows<IS_USUAL || T <= 4 ? FORMAT : FOUR_HALF, T <= FEW ? T : 1>(             \
+            codes, steps, units, x, x_stride, sink);                                     \
         break;
         switch (num_rows) {
             FEW_ROWS(1)

@@ -1,22 +1,28 @@
-// Sixteen floats at a time, in the vector types that GCC and Clang share: one zmm register with
-// AVX-512, two ymm registers with AVX2, whatever there is elsewhere. Sums of a row never depend on
-// which other rows are beside it: every kernel adds lane by lane over rising k, and folds the lanes
-// by the same tree.
+// One register of floats at a time, in the vector types that GCC and Clang share: sixteen with
+// AVX-512, eight elsewhere. Wider vectors than the processor's are taken apart by the compiler, float
+// by float where it has to shuffle or convert them. Sums of a row never depend on which other rows
+// are beside it: every kernel adds lane by lane over rising k, and folds the lanes by the same tree.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
+#if defined(__AVX512F__)
+#define HAS_WIDE 1
 constexpr int LANES = 16;
+#else
+#define HAS_WIDE 0
+constexpr int LANES = 8;
+#endif
 
-typedef float V __attribute__((vector_size(64)));
-typedef float UnalignedV __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t VI __attribute__((vector_size(64)));
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef float UnalignedV __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t VI __attribute__((vector_size(4 * LANES)));
 typedef float V8 __attribute__((vector_size(32)));
 typedef float V4 __attribute__((vector_size(16)));
 typedef float UnalignedV4 __attribute__((vector_size(16), aligned(4), may_alias));
@@ -24,6 +30,14 @@ typedef float UnalignedV4 __attribute__((vector_size(16), aligned(4), may_alias)
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE V load(const float* p) { return *(const UnalignedV*)p; }
+// A vector that stays in its register until it was used for the last time: the compiler may think that
+// loading it again with every use is as cheap.
+INLINE V held(V v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#endif
+    return v;
+}
 INLINE void store(float* p, V v) { *(UnalignedV*)p = v; }
 INLINE V all_of(float x) { return V{} + x; }
 
@@ -33,6 +47,7 @@ INLINE V load_some(const float* p, int64_t count) {
     return load(lanes);
 }
 
+#if HAS_WIDE
 INLINE V8 half_sums(V v) {
     V8 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
     V8 high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -73,6 +88,25 @@ INLINE V fold_quarters(V a, V b, V c, V d) {
     return __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
            __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
 }
+#else
+// In each half, two partial sums of one vector, then two of the other. One half of what is added
+// stays in its place, so that only the other half has to be moved.
+INLINE V pair_sums(V a, V b) {
+    V stay = __builtin_shufflevector(a, b, 0, 1, 10, 11, 4, 5, 14, 15);
+    V moved = __builtin_shufflevector(a, b, 2, 3, 8, 9, 6, 7, 12, 13);
+    return stay + moved;
+}
+
+// The sums of four vectors, side by side.
+INLINE V4 fold4(V a, V b, V c, V d) {
+    V ab = pair_sums(a, b), cd = pair_sums(c, d);
+    V even = __builtin_shufflevector(ab, cd, 0, 2, 8, 10, 4, 6, 12, 14);
+    V odd = __builtin_shufflevector(ab, cd, 1, 3, 9, 11, 5, 7, 13, 15);
+    V halves = even + odd;
+    return __builtin_shufflevector(halves, halves, 0, 1, 2, 3) +
+           __builtin_shufflevector(halves, halves, 4, 5, 6, 7);
+}
+#endif
 
 INLINE float fold(V v) {
     V none = {};
@@ -130,7 +164,7 @@ INLINE float half_to_float(uint16_t bits) {
 
 INLINE void halves_to_floats(const uint16_t* halves, int count, float* out) {
     int i = 0;
-#if defined(__AVX512F__)
+#if HAS_WIDE
     for (; i + LANES <= count; i += LANES)
         store(out + i, (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(halves + i))));
 #elif defined(__F16C__)
@@ -140,11 +174,14 @@ INLINE void halves_to_floats(const uint16_t* halves, int count, float* out) {
     for (; i < count; i++) out[i] = half_to_float(halves[i]);
 }
 
-// Sixteen signed bytes to floats.
+// Signed bytes to floats.
 INLINE V bytes_to_floats(const uint8_t* bytes) {
-#if defined(__AVX512F__)
+#if HAS_WIDE
     __m128i packed = _mm_loadu_si128((const __m128i*)bytes);
     return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(packed));
+#elif defined(__AVX2__)
+    __m128i packed = _mm_loadl_epi64((const __m128i*)bytes);
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(packed));
 #else
     VI wide;
     for (int lane = 0; lane < LANES; lane++) wide[lane] = ((const int8_t*)bytes)[lane];
@@ -152,11 +189,14 @@ INLINE V bytes_to_floats(const uint8_t* bytes) {
 #endif
 }
 
-// Sixteen bfloat16 to floats.
+// bfloat16 to floats.
 INLINE V brains_to_floats(const uint8_t* brains) {
-#if defined(__AVX512F__)
+#if HAS_WIDE
     __m256i packed = _mm256_loadu_si256((const __m256i*)brains);
     return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16);
+#elif defined(__AVX2__)
+    __m128i packed = _mm_loadu_si128((const __m128i*)brains);
+    return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16);
 #else
     VI wide;
     for (int lane = 0; lane < LANES; lane++)
@@ -165,13 +205,9 @@ INLINE V brains_to_floats(const uint8_t* brains) {
 #endif
 }
 
+#if HAS_WIDE
 // table[code & 15] in each lane.
-INLINE V look_up(VI code, V table, float step, float least) {
-#if defined(__AVX512F__)
-    (void)step, (void)least;
+INLINE V look_up(VI code, V table) {
     return (V)_mm512_permutexvar_ps((__m512i)code, (__m512)table);
-#else
-    (void)table;
-    return __builtin_convertvector(code & 15, V) * step + least;
-#endif
 }
+#endif
