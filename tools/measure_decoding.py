@@ -140,7 +140,13 @@ class Timed:
 
     def warm_up(self, num_tokens: int) -> None:
         self._run(num_tokens)
-        self.before = self.engine.stats
+        self.before, self.counted = self.engine.stats, self._count()
+
+    def _count(self) -> dict[str, int]:
+        """What was awaited, and tokens that the head was told of and that were kept from it."""
+        ahead = self.engine._cycle.ahead
+        bare = ahead.steady.bare
+        return {"drains": ahead.num_drains, "told": bare.num_told, "untold": bare.num_bare}
 
     def round(self) -> None:
         self.seconds.append(self._run(self.answer_len))
@@ -181,7 +187,7 @@ class Timed:
             "timed_replayed": after.num_replayed - before.num_replayed,
             "timed_launched": after.num_launched - before.num_launched,
             "timed_captured": after.num_captured - before.num_captured,
-            "drains": self.engine._cycle.ahead.num_drains,
+            **{name: count - self.counted[name] for name, count in self._count().items()},
             "controller": after.controller,
         }
 

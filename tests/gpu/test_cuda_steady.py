@@ -210,6 +210,32 @@ def test_captures_ahead_of_the_first_request(has_head: bool) -> None:
     engine.check_integrity()
 
 
+def test_a_head_that_sleeps_and_is_examined(tmp_path: Path) -> None:
+    """Cycles without features are replayed; in an exam those who join are drafted for alone."""
+    target = Target.load(save_forced_target(tmp_path / "t"), dtype=torch.float32, device=CUDA)
+    head = load_head(save_forced_head(tmp_path / "h"))
+    engine = Engine(target, head, settings_of("chain", max_requests=4, max_pass_tokens=64))
+    assert engine.capture_ahead(budget_s=300) > 0
+    controller: Any = engine._cycle.choice.controller
+    bare = engine._cycle.ahead.steady.bare
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    controller.is_asleep, num_told = True, bare.num_told
+    early = engine.add(engine.make_request([CIRCLE[0]] * 5, params))
+    for _ in range(20):
+        engine.step()
+    assert (bare.num_told, early.lacks_features) == (num_told, True)
+    controller.is_asleep, controller.is_exam = False, True
+    late = engine.add(engine.make_request([CIRCLE[7]] * 5, params))
+    while engine.has_work:
+        engine.step()
+    assert early.completion().stats.accept_length == 1
+    assert late.completion().stats.accept_length > 2
+    assert engine._cycle.ahead.num_drains == engine.stats.num_captured == 0
+    asked = [[CIRCLE[0]] * 5, [CIRCLE[7]] * 5]
+    plain = Engine(target, settings=EngineSettings(graphs="off")).generate(asked, params)
+    assert [early.output_ids, late.output_ids] == token_ids(plain)
+
+
 def test_an_adaptive_engine_keeps_to_what_was_captured() -> None:
     from fledge.testing import target_of, tiny_model
 

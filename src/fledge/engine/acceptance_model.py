@@ -46,7 +46,13 @@ class AcceptanceModel:
 
     def __init__(self, tree: TreeSettings, best_child: float = _ASSUMED_BEST) -> None:
         self.widths = width_presets(tree.width)
-        self._gains_DPG = _assumed_gains(tree, best_child)
+        self._tree, self._best_child = tree, best_child
+        self.forget()
+
+    def forget(self) -> None:
+        """Assume what was assumed at the start."""
+        tree = self._tree
+        self._gains_DPG = _assumed_gains(tree, self._best_child)
         self._rising_DPG = _rising(self._gains_DPG)
         self._num_seen_DP = np.zeros(self._gains_DPG.shape[:2])
         self._last_seen_DP = np.zeros(self._gains_DPG.shape[:2])

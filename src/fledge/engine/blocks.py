@@ -78,6 +78,15 @@ class BlockPool:
         self._nodes[block] = node
         node.blocks[self.window] = block
 
+    def replace(self, old: int, new: int) -> None:
+        """Another block with the same tokens stands in the prefix tree from now on."""
+        assert self._references[old] < 2, "a block was replaced that several read"
+        node = self._nodes.pop(old)
+        if old in self._kept:
+            del self._kept[old]
+            self._free.append(old)
+        self.remember(new, node)
+
     def forget(self, block: int) -> None:
         """Take a block out of the prefix tree: its content is not to be trusted or is leaving."""
         assert self._references[block] < 2, "a block was forgotten that several read"

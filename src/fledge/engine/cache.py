@@ -58,7 +58,7 @@ class PagedCache:
         self._pools = {
             window: BlockPool(count, window) for window, count in self._num_blocks_of.items()
         }
-        self._known = KnownPrefixes(self._pools, self.block_size, self._head_window)
+        self.known = KnownPrefixes(self._pools, self.block_size, self._head_window)
         self._rows.reset(self._num_blocks_of)
         self._free_rows = list(reversed(range(self.spare_row)))
 
@@ -135,9 +135,6 @@ class PagedCache:
                 return False
         return True
 
-    def num_shared_tokens(self, seq: Sequence) -> int:
-        return self._known.num_shared(seq)
-
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -150,7 +147,7 @@ class PagedCache:
         seq.num_reused = seq.kv_len
 
     def _reuse(self, seq: Sequence) -> None:
-        match = self._known.match(seq)
+        match = self.known.match(seq)
         for node in match.nodes:
             for window, pool in self._pools.items():
                 block = node.blocks.get(window, NOT_THERE)
@@ -160,7 +157,8 @@ class PagedCache:
                 seq.blocks[window].append(block)
         seq.nodes = list(match.nodes)
         seq.kv_len = len(match.nodes) * self.block_size
-        seq.head_len = max(1, self._known.num_head_entries(match.nodes))
+        seq.lacks_features = match.lacks_features
+        seq.head_len = max(1, self.known.num_head_entries(match.nodes))
         self._rows.show(seq, 0)
         if match.tail is not None:
             self._copy_tail(seq, match.tail, match.tail_len)
@@ -269,7 +267,7 @@ class PagedCache:
     def tidy(self, sequences: Iterable[Sequence]) -> None:
         """Make whole blocks known that requests have filled, let go of what no window sees."""
         if self.shares_prefixes:
-            self._known.publish_fresh([seq for seq in sequences if seq.row >= 0])
+            self.known.publish_fresh([seq for seq in sequences if seq.row >= 0])
         if self._pools.keys() != {None}:
             for seq in sequences:
                 self.free_behind_windows(seq)
@@ -277,9 +275,9 @@ class PagedCache:
     def release(self, seq: Sequence, *, keep: bool = True) -> None:
         """Take everything back; `keep` leaves what was computed for later requests."""
         if keep and self.shares_prefixes:
-            self._known.publish_all(seq)
+            self.known.publish_all(seq)
         elif not keep:
-            self._known.forget(seq)
+            self.known.forget(seq)
         for window, blocks in seq.blocks.items():
             # The end first: it is evicted first, and a prefix without its beginning is useless.
             for block in reversed(blocks):

@@ -4,6 +4,7 @@ Expected tokens come from `AcceptanceModel`, expected seconds from `CycleCosts`;
 all plans. A plan is kept until another is clearly better. Now and then a cycle is run as a probe:
 with drafts while decoding plainly, deeper or wider or without drafts while drafting. `PlainGuard`
 pauses drafting when what cycles really yield is below plain decoding, whatever the models say.
+`HeadSleep` lets a head sleep that is of no use under any load.
 
 Choosing must cost next to nothing, so plans are remembered per load and compared again every few
 cycles.
@@ -16,6 +17,8 @@ from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.cycle_costs import CycleCosts
 from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, Load
+from fledge.engine.fixed_controller import FixedController
+from fledge.engine.head_sleep import HeadSleep
 from fledge.engine.menu_planner import MenuPlanner
 from fledge.engine.outlook import Outlook, Planner
 from fledge.engine.pass_times import PassTimes
@@ -51,40 +54,6 @@ _CATCH_UP_CYCLES = 256
 """Cycles over which drafting again has to earn what catching up costs."""
 
 
-class FixedController:
-    """The same tree in every cycle, as the settings say."""
-
-    def __init__(self, tree: TreeSettings, *, max_pass_tokens: int) -> None:
-        self._tree = tree
-        self._max_pass_tokens = max_pass_tokens
-        self._tokens = Throughput()
-        self._plan = PLAIN
-
-    @property
-    def expects_drafts(self) -> bool:
-        return True
-
-    def plans(self, num_places: int) -> tuple[DraftPlan, ...]:
-        nodes = min(self._tree.num_nodes * num_places, self._max_pass_tokens - num_places)
-        return (DraftPlan(self._tree.depth, self._tree.width, nodes),) if nodes > 0 else ()
-
-    def choose(self, load: Load) -> DraftPlan:
-        if load.menu is not None:
-            self._plan = load.menu.drafting[0] if load.menu.drafting else PLAIN
-            return self._plan
-        # Drafts go before prompts, which get at least one token of every pass.
-        room = self._max_pass_tokens - load.num_requests - 1
-        nodes = min(self._tree.num_nodes * load.num_requests, room)
-        self._plan = DraftPlan(self._tree.depth, self._tree.width, nodes) if nodes > 0 else PLAIN
-        return self._plan
-
-    def observe(self, report: CycleReport) -> None:
-        self._tokens.add(report)
-
-    def state(self) -> dict[str, object]:
-        return {"controller": "fixed", "plan": _shown(self._plan), **self._tokens.state()}
-
-
 class AdaptiveController:
     """Drafts as much as pays."""
 
@@ -100,24 +69,39 @@ class AdaptiveController:
         """Of the newest load."""
 
         self._yields = YieldCheck()
+        self._sleep = HeadSleep(self._planner)
         self._tokens = Throughput()
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         self._newest: _Choice | None = None
         self._version = 0
         self._num_warming = self._num_warmed = 0
-        self._num_reports = 0
-        self._num_drafted = 0
+        self._num_reports = self._num_drafted = 0
         self._reluctance = _RELUCTANCE[0]
 
     @property
     def expects_drafts(self) -> bool:
         newest = self._newest
+        if self.is_asleep or self.is_exam:
+            return self.is_exam
         return newest is None or not (self._guard.is_pausing or newest.plan.is_plain)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._sleep.is_asleep
+
+    @property
+    def is_exam(self) -> bool:
+        return self._sleep.is_exam
+
+    def meets_requests(self, *, has_room: bool) -> bool:
+        return self._sleep.meets_requests(has_room=has_room)
 
     def plans(self, num_places: int) -> tuple[DraftPlan, ...]:
         return self._menu.plans(num_places)
 
     def choose(self, load: Load) -> DraftPlan:
+        if self.is_exam:
+            return self._sleep.plan(load)
         if load.menu is None and self._num_warming < _WARM_UP_CYCLES:
             self._num_warming += 1
             return PLAIN
@@ -142,6 +126,9 @@ class AdaptiveController:
         if report.load.menu is None and self._num_warmed < _WARM_UP_CYCLES:
             self._num_warmed += 1
             return
+        if self.is_asleep or self.is_exam:
+            self._observe_sleeping(report)
+            return
         self._num_reports += 1
         if not (report.plan.is_probe or report.is_cold):
             self._yields.observe(report, self._planner.rate(report.plan, report.load))
@@ -153,6 +140,7 @@ class AdaptiveController:
                 self._prober.pay(report, self._usual_rate(report.load))
             self._prober.save(report.cycle_s)
         self._model.observe(report)
+        self._sleep.observe(report)
         is_probe = report.plan.is_probe and report.plan.is_measured
         # Captured probes are cheap and come often enough.
         if is_probe and report.load.menu is None and self._model.is_surprised:
@@ -162,6 +150,23 @@ class AdaptiveController:
             guard.observe(report, self._planner.rate(PLAIN, report.load))
         if self._num_reports < _COLD_CYCLES or self._num_reports % _CYCLES_PER_COMPARISON == 0:
             self._version += 1
+            if report.load.menu is not None and not self.expects_drafts:
+                self._sleep.judge(report.load)
+
+    def _observe_sleeping(self, report: CycleReport) -> None:
+        """Nothing is learned of a head that sleeps, and of one in an exam whether it is of use."""
+        if not report.is_cold:
+            self._tokens.add(report)
+            if self.is_exam:
+                self._costs.observe(report)
+        self._sleep.observe(report)
+        if not (self.is_asleep or self.is_exam):
+            # What was known is of another text: judge it as a new one.
+            self._model.forget()
+            self._guards, self._yields, self._newest = PlainGuards(), YieldCheck(), None
+            self._choices.clear()
+            self._prober.begin_anew()
+            self._reluctance = _RELUCTANCE[0]
 
     def _usual_rate(self, load: Load) -> float:
         """What the plan in use is expected to yield."""
@@ -181,11 +186,11 @@ class AdaptiveController:
 
     def state(self) -> dict[str, object]:
         choice = self._newest
-        is_plain = self._guard.is_pausing or not self._model.has_observed
+        is_plain = self._guard.is_pausing or not self._model.has_observed or self.is_asleep
         plan = PLAIN if choice is None or is_plain else choice.plan
         return {
             "controller": "adaptive",
-            "plan": _shown(plan),
+            "plan": plan.shown(),
             "reason": self._reason(),
             "expected_gain": None if choice is None else choice.expected_gain,
             "acceptance": self._model.acceptance(),
@@ -193,10 +198,13 @@ class AdaptiveController:
             "advantage": self._guard.advantage,
             "cached_token_s": self._costs.cached_token_s,
             "num_probes": self._prober.num_probes,
+            **self._sleep.state(),
             **self._tokens.state(),
         }
 
     def _reason(self) -> str:
+        if self.is_asleep or self.is_exam:
+            return "drafts were of no use whatever the load; now and then some are tried again"
         if self._newest is None:
             return "nothing decoded yet"
         if self._guard.is_pausing:
@@ -285,10 +293,6 @@ def make_controller(
     if settings.controller == "fixed" or times is None:
         return FixedController(settings.tree, max_pass_tokens=max_pass_tokens)
     return AdaptiveController(settings.tree, times, max_pass_tokens=max_pass_tokens)
-
-
-def _shown(plan: DraftPlan) -> dict[str, int]:
-    return {"depth": plan.depth, "width": plan.width, "nodes": plan.nodes}
 
 
 def _bucket(number: int) -> int:

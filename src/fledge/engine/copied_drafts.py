@@ -46,8 +46,12 @@ class CopiedDrafts:
         copies = Copies(sent_BX[:, 0], sent_BX[:, 1:])
         return lambda chains: prefer_copies(chains, copies, sampled_B, self._calibration.depth_maps)
 
-    def of_device(self, text: Text, sampled_B: Tensor, *, width: int) -> Copier | None:
-        """Of texts that only the device knows."""
+    def of_device(
+        self, text: Text, sampled_B: Tensor, is_drafted_B: Tensor, *, width: int
+    ) -> Copier | None:
+        """Of texts that only the device knows, and only of requests that are drafted for."""
         if not self.keeps_tokens or width > 1:
             return None
+        # Of others it may never have been told the tokens: what lies there may be none.
+        text = text._replace(lens_B=torch.where(is_drafted_B, text.lens_B, 1))
         return lambda chains: copy_chains(chains, text, sampled_B, self._calibration.depth_maps)

@@ -59,6 +59,7 @@ class Cycle:
         load = self.choice.load(decoding, num_unread)
         self.choice.choose(load)
         num_preemptions = self._scheduler.num_preemptions
+        self.ahead.meets_requests()
         plan = self._scheduler.plan(
             num_scratch=0 if self.choice.plan.is_plain else self._drafter.num_scratch,
             num_drafts=self.choice.plan.nodes if load.unread else 0,
@@ -80,7 +81,7 @@ class Cycle:
         verified = time.perf_counter()
         if not self.choice.plan.is_plain:
             read = [seq for seq, _ in [*plan.finishing, *plan.reading]]
-            self._drafter.catch_up([seq for seq in read if seq.request.params.speculate])
+            self._drafter.catch_up([seq for seq in read if seq.may_have_drafts])
         caught_up = time.perf_counter()
         said = [*plan.drafting, *plan.plain, *(seq for seq, _ in plan.finishing)]
         self._end.settle(said, [seq for seq, _ in plan.reading])

@@ -21,7 +21,7 @@ from fledge.engine.plan_choice import PlanChoice
 from fledge.engine.scheduler import Scheduler, StepPlan
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady import Steady
-from fledge.engine.steady_flight import Collected
+from fledge.engine.steady_flight import report_of
 from fledge.engine.verifier import Verifier
 
 _SHARE_AHEAD = 2.0
@@ -33,6 +33,9 @@ lets others come along, and a pass over one costs nearly what one over several d
 
 _MANY_PROMPTS = 8
 """One in so many of the most requests there may be is worth a pass at once."""
+
+_MOST_USED = 0.8
+"""Of the memory, where a head that sleeps may be examined: drafts need room for everybody."""
 
 
 class CycleAhead:
@@ -71,8 +74,15 @@ class CycleAhead:
     def steady(self) -> Steady:
         return self._steady
 
+    def meets_requests(self) -> None:
+        """Requests may start: whether the head is told of them, and needs all that is before."""
+        if self._scheduler.num_startable:
+            has_room = self._cache.usage < _MOST_USED
+            self._cache.known.needs_features = self._choice.meets_requests(has_room=has_room)
+
     def begins(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> bool:
         """Start with what was planned for an ordinary cycle, if any of it can run ahead."""
+        self._steady.bare.is_wanted = self._choice.is_asleep
         can_run = self._steady.can_run
         drafting = [seq for seq in plan.drafting if can_run(seq)]
         plain = [seq for seq in plan.plain if can_run(seq)]
@@ -102,6 +112,7 @@ class CycleAhead:
         if not self._steady.is_running:
             return False
         places = self._steady.places
+        self._steady.bare.is_wanted = self._choice.is_asleep
         places.drop_gone()
         if self._steady.num_in_flight and not self._steady.has_cycle_in_flight:
             self._finish_all()  # nothing else runs: who waits for a first token has it at once
@@ -166,6 +177,7 @@ class CycleAhead:
         plan = StepPlan()
         if self._are_prompts_due() and self._scheduler_has_prompts():
             num_preemptions = self._scheduler.num_preemptions
+            self.meets_requests()
             plan = self._scheduler.plan_beside()
             if self._scheduler.num_preemptions != num_preemptions:
                 self._verifier.forget_sampling()
@@ -193,6 +205,9 @@ class CycleAhead:
         chunks = [*plan.finishing, *plan.reading]
         joining = [(seq, chunk) for seq, chunk in chunks if can_run(seq)]
         if joining:
+            self._steady.bare.is_wanted = self._choice.is_asleep
+            if self._choice.is_exam:
+                self._steady.examine()
             self._steady.read(joining)
             self._end.settle([], [seq for seq, _ in joining])
         beside = [seq for seq in [*plan.drafting, *plan.plain] if not holds(seq)]
@@ -263,7 +278,7 @@ class CycleAhead:
         cold_s, self._cold_s = self._cold_s, self._steady.counts.cold_s
         passes_s = got.draft_s + got.target_s + max(0.0, self._cold_s - cold_s)
         other_s = max(0.0, self._collected - collected - passes_s)
-        report = _report_of(got, num_fresh, other_s)
+        report = report_of(got, num_fresh, other_s)
         self._end.report(
             replace(
                 report,
@@ -278,21 +293,3 @@ class CycleAhead:
     def forget(self) -> None:
         """Nobody asks for what is in flight."""
         self._steady.forget()
-
-
-def _report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
-    """What a cycle, or a pass over prompts, took."""
-    one, num_said = got.started, 0 if got.started.is_reading else len(got.said)
-    num_drafted = sum(said.had_drafts for said in got.said.values())
-    everyone = None if num_drafted == num_said else num_drafted
-    return CycleReport(
-        plan=one.plan if one.is_reading else replace(one.plan, num_drafted=everyone),
-        load=replace(one.load, num_requests=num_said),
-        target_s=got.target_s,
-        draft_s=got.draft_s,
-        other_s=other_s,
-        emitted=0,
-        num_extended=num_fresh + one.num_caught_up,
-        gains=one.gains,
-        is_cold=one.is_cold,
-    )

@@ -36,6 +36,10 @@ class DraftPlan:
     def is_plain(self) -> bool:
         return self.depth == 0
 
+    def shown(self) -> dict[str, int]:
+        """For the statistics."""
+        return {"depth": self.depth, "width": self.width, "nodes": self.nodes}
+
 
 PLAIN = DraftPlan(depth=0, width=0, nodes=0)
 
@@ -73,6 +77,9 @@ class Load:
     unread: tuple[int, ...] = ()
     """Committed tokens the head has yet to read before it can draft, for each decoding request that
     drafts are wanted for."""
+
+    num_lacking: int = 0
+    """Of the requests, those that came while the head slept."""
 
     num_places: int = 0
     """Of the batch that runs ahead: those that nobody has are paid for too. 0 without one."""
@@ -151,6 +158,18 @@ class Controller(Protocol):
     @property
     def expects_drafts(self) -> bool:
         """Whether requests that come now are likely to be drafted for."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether nothing is drafted, and nothing need be kept for the head, for some time."""
+
+    @property
+    def is_exam(self) -> bool:
+        """Whether requests that come are drafted for to see if the head is of use again."""
+
+    def meets_requests(self, *, has_room: bool) -> bool:
+        """Requests come; whether they are to be told to the head. `has_room` says whether there is
+        memory for drafts."""
 
     def observe(self, report: CycleReport) -> None:
         """A cycle has ended."""

@@ -133,13 +133,13 @@ class HeadDrafter:
         packed, before_T = steady_reading(batch, tables, self.window)
         last_B = packed.starts_B + batch.fresh_B - 1
         newest = self._read(packed, before_T, last_B)
-        lens_B, roots_B, sampled_B = batch.lens_B, batch.newest_B, ~batch.is_greedy_B
+        lens_B, roots_B, is_drafted_B = batch.lens_B, batch.newest_B, batch.is_drafted_B
+        sampled_B = ~batch.is_greedy_B
         copier, width = None, min(plan.width, self._width)
         if self._copies.keeps_tokens:
             _, tokens_S1 = self._cache.head_memory.layer(FEATURES)
             text = Text(tokens_S1, tables, self.window, lens_B, roots_B)
-            copier = self._copies.of_device(text, sampled_B, width=width)
-        is_drafted_B = batch.is_drafted_B
+            copier = self._copies.of_device(text, sampled_B, is_drafted_B, width=width)
         return self._grow(newest, lens_B, sampled_B, roots_B, tables, plan, copier, is_drafted_B)
 
     @torch.no_grad()

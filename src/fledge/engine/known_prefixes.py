@@ -21,11 +21,14 @@ class KnownPrefixes:
         self._block_size = block_size
         self._head_window = head_window
         self.tree = PrefixTree(block_size, tuple(pools))
+        self.needs_features = False
+        """Whether requests that come are to be drafted for: what lacks features is of no use."""
 
     def match(self, seq: Sequence) -> PrefixMatch:
         """What is known of a request's tokens."""
         # The last token is always read: its logits choose the next one.
-        return self.tree.match(seq.token_ids, len(seq.token_ids) - 1)
+        limit = len(seq.token_ids) - 1
+        return self.tree.match(seq.token_ids, limit, needs_features=self.needs_features)
 
     def num_shared(self, seq: Sequence) -> int:
         """Tokens of a waiting request in blocks that running ones hold, of every kind."""
@@ -86,7 +89,18 @@ class KnownPrefixes:
             is_new = block != NOT_THERE and not pool.is_known(block)
             if is_new and window not in node.blocks:
                 pool.remember(block, node)
+                if window == self._head_window:
+                    node.lacks_features = seq.lacks_features
+            elif is_new and window == self._head_window:
+                self._complete(seq, node, block)
         return node
+
+    def _complete(self, seq: Sequence, node: PrefixNode, block: int) -> None:
+        """The head slept when a block was read; now a request has read the same for it too."""
+        pool, old = self._pools[self._head_window], node.blocks[self._head_window]
+        if node.lacks_features and not seq.lacks_features and pool.num_readers(old) < 2:
+            pool.replace(old, block)
+            node.lacks_features = node.has_head_entries = False
 
     def _place_before(self, seq: Sequence, place: int) -> PrefixNode:
         """Where a block hangs. Memory pressure may have eaten the place: another's was kept there.

@@ -77,6 +77,11 @@ class Planner:
             plain_rate, best(rates_DPX), float(rates_DPX.max()), best(emitted_DPX / fastest_DPX)
         )
 
+    def wanted(self, plan: DraftPlan, load: Load) -> float:
+        """Accepted drafts of each request in a cycle with which drafting would just pay."""
+        drafting_s = self._costs.drafting_s(load, plan, load.num_requests)
+        return max(0.0, drafting_s / max(self._costs.plain_s(load), 1e-9) - 1.0)
+
     def plain_rate(self, load: Load) -> float:
         """Expected tokens per second without drafts."""
         return self.rate(PLAIN, load)

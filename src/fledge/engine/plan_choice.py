@@ -26,22 +26,41 @@ class PlanChoice:
         """Whether the plan is one that cycles in flight have to end for."""
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether the head sleeps: cycles are those of an engine without one."""
+        return self._can_draft and self.controller.is_asleep
+
+    @property
+    def is_exam(self) -> bool:
+        return self._can_draft and self.controller.is_exam
+
+    def meets_requests(self, *, has_room: bool) -> bool:
+        """Requests are about to start; whether the head is to be told of them."""
+        return self._can_draft and self.controller.meets_requests(has_room=has_room)
+
+    @property
     def expects_drafts(self) -> bool:
         """Whether requests that come now are likely to be drafted for."""
         return self._can_draft and self.controller.expects_drafts
 
     def choose(self, load: Load) -> None:
         """Have the controller plan, unless what it planned last still waits to be run."""
-        if self.is_waiting:
-            self.is_waiting = False
-        elif load.unread and self._can_draft:
+        has_waited = self.is_waiting and not self.is_asleep
+        self.is_waiting = False
+        if has_waited:
+            return
+        if load.unread and self._can_draft and self._are_most_told(load):
             self.plan = self.controller.choose(load)
         elif load.num_requests:
             self.plan = PLAIN
 
+    def _are_most_told(self, load: Load) -> bool:
+        """Not while most came when the head slept: they would wait for drafts of others."""
+        return self.is_exam or 2 * load.num_lacking <= load.num_requests
+
     def load(self, decoding: Many[Sequence], num_unread: int = 0) -> Load:
         """What requests that decode bring to a pass, beside so many tokens of prompts."""
-        if not self._can_draft:  # nobody asks for more
+        if not self._can_draft or self.is_asleep:  # nobody asks for more
             return Load(len(decoding), num_other_tokens=min(num_unread, self._most_other_tokens))
         num_places, menu = self._menu(len(decoding)) if decoding else (0, None)
         return Load(
@@ -49,9 +68,8 @@ class PlanChoice:
             num_sampled=sum(not seq.request.params.is_greedy for seq in decoding),
             num_other_tokens=min(num_unread, self._most_other_tokens),
             context_tokens=sum(seq.kv_len for seq in decoding),
-            unread=tuple(
-                seq.len - seq.head_len for seq in decoding if seq.request.params.speculate
-            ),
+            unread=tuple(seq.len - seq.head_len for seq in decoding if seq.may_have_drafts),
+            num_lacking=sum(seq.lacks_features for seq in decoding),
             num_places=num_places,
             menu=menu,
         )

@@ -11,6 +11,7 @@ it a request can use.
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import takewhile
 
 _MOST_SIBLINGS = 16
 """Siblings looked at for a partial match; more would cost more than they save."""
@@ -27,6 +28,9 @@ class PrefixNode:
 
         self.has_head_entries = False
         """Whether the head's entries are there too, and not only the target's."""
+
+        self.lacks_features = False
+        """Whether the target has read it while the head slept."""
 
         self._children: dict[int, dict[tuple[int, ...], PrefixNode]] = {}
 
@@ -74,6 +78,12 @@ class PrefixMatch:
 
     tail_len: int
 
+    @property
+    def lacks_features(self) -> bool:
+        """Whether the head slept when some of it was read."""
+        used = self.nodes if self.tail is None else (*self.nodes, self.tail)
+        return any(node.lacks_features for node in used)
+
 
 class PrefixTree:
     """Finds the longest usable prefix."""
@@ -83,15 +93,21 @@ class PrefixTree:
         self._windows = tuple(windows)
         self.root = PrefixNode(None, ())
 
-    def match(self, token_ids: Many[int], limit: int) -> PrefixMatch:
+    def match(
+        self, token_ids: Many[int], limit: int, *, needs_features: bool = False
+    ) -> PrefixMatch:
         """At most `limit` tokens of the sequence, as many as have all entries a request needs."""
         path = self._whole_blocks(token_ids, limit)
+        if needs_features:
+            path = list(takewhile(lambda node: not node.lacks_features, path))
         count = len(path)
         while count and not self._windows_hold(path, count):
             count -= 1
         nodes = tuple(path[:count])
         rest = token_ids[count * self._block_size : limit]
         tail, tail_len = self._longest_tail(nodes[-1] if nodes else self.root, rest)
+        if needs_features and tail is not None and tail.lacks_features:
+            return PrefixMatch(nodes, None, 0)
         return PrefixMatch(nodes, tail, tail_len)
 
     def _whole_blocks(self, token_ids: Many[int], limit: int) -> list[PrefixNode]:

@@ -78,6 +78,10 @@ class Prober:
 
         self.num_probes = 0
 
+    def begin_anew(self) -> None:
+        """The head may have changed: probes need not be rare."""
+        self._num_fruitless, self._is_out = 0, False
+
     def tick(self) -> None:
         """A cycle is about to start."""
         self._num_cycles += 1
@@ -145,7 +149,9 @@ class Prober:
             return _MIN_INTERVAL
         if plan.is_plain:
             first = min(max(load.num_requests, _MIN_INTERVAL), _MIN_INTERVAL_CAPTURED)
-            return min(first << self._num_fruitless // _PROBES_PER_DOUBLING, _LONGEST_INTERVAL)
+            # Of few requests one probe says little.
+            per_doubling = max(_PROBES_PER_DOUBLING, _FIRST_TREES // 2 // load.num_requests)
+            return min(first << self._num_fruitless // per_doubling, _LONGEST_INTERVAL)
         return _MIN_INTERVAL_CAPTURED
 
     def _options(

@@ -174,7 +174,7 @@ class Scheduler:
 
     def _could_share(self, seq: Sequence) -> bool:
         """Whether a waiting request has room thanks to blocks that those that run hold anyway."""
-        num_shared = self._cache.num_shared_tokens(seq)
+        num_shared = self._cache.known.num_shared(seq)
         num_needed = seq.len + 1 - num_shared
         return num_shared > 0 and self._cache.has_room(seq, num_needed, len(self.running))
 

@@ -84,8 +84,7 @@ class Sequence:
         self._ends_simply = not params.stop and grammar is None and not params.draft_depths
         """Whether its answer ends at a token or a length, whatever the text says."""
 
-        self._num_shown = 0
-        self._num_searched = self._num_unstoppable = 0
+        self._num_shown = self._num_searched = self._num_unstoppable = 0
         self._stop_position: int | None = None
         self._arrived = time.perf_counter()
         self._started = self._first_token = self._last_token = 0.0
@@ -97,13 +96,15 @@ class Sequence:
         self.rules.release()
         self.kv_len = 0
         self.head_len = self.head_first = 1
+        self.lacks_features = False
+        """Whether tokens of it were read while the head slept: it can not be drafted for."""
+
         self.blocks: dict[int | None, list[int]] = {}
         self.nodes: list[PrefixNode] = []
         """Places of its whole blocks in the prefix tree."""
 
         self.num_freed: dict[int | None, int] = {}
-        self.num_noted = 0
-        self.num_reused = 0
+        self.num_noted = self.num_reused = 0
 
     def start(self) -> None:
         """It runs from now on; the time before was spent in the queue."""
@@ -147,7 +148,7 @@ class Sequence:
 
     @property
     def may_have_drafts(self) -> bool:
-        return self.request.params.speculate and not self.is_suspect
+        return self.request.params.speculate and not (self.is_suspect or self.lacks_features)
 
     def find_copy(self, count: int) -> Copy | None:
         """What followed where its newest tokens stood before, as if there were always more."""

@@ -25,16 +25,17 @@ from fledge.engine.drafter import Drafter
 from fledge.engine.graphs import GraphCounts, Graphs
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
+from fledge.engine.steady_bare import BareCycles
 from fledge.engine.steady_captures import CapturesAhead
 from fledge.engine.steady_cycle import SteadyCycle, runs_ahead
 from fledge.engine.steady_flight import (
     Collected,
-    Member,
     Started,
     collect,
     fresh_tokens,
     has_more_to_say,
     member_of,
+    read_members,
 )
 from fledge.engine.steady_places import SteadyPlaces
 from fledge.engine.steady_plans import Plans, SteadyPlans
@@ -43,6 +44,7 @@ from fledge.engine.steady_runs import SteadyRuns
 from fledge.engine.steady_sizes import SteadySizes
 from fledge.models.target import Target
 from fledge.ops.accept import Walk, walk_gumbel
+from fledge.ops.settle import FIRST_TOKEN
 from fledge.ops.staging import receive
 
 _MOST_IN_FLIGHT = 4
@@ -98,6 +100,7 @@ class Steady:
             wanted if self._is_on and isinstance(drafter, HeadDrafter) else None,
             max_pass_tokens=settings.max_pass_tokens,
         )
+        self.bare = BareCycles(self._runs, self._sizes, self._graphs, drafter)
         self._started = deque[Started]()
         self._is_drafting = self._is_subset = False
         self._begun: DeviceClock | None = None
@@ -111,10 +114,7 @@ class Steady:
     def capture_ahead(self, progress: Progress, *, budget_s: float, is_measured: bool) -> int:
         """Capture what is likely to come up; returns how many graphs there are then."""
         captures = CapturesAhead(
-            self._runs,
-            self._reader,
-            self.places,
-            self._graphs,
+            (self._runs, self._reader, self.places, self._graphs),
             self._settings,
             self._wanted if isinstance(self._drafter, HeadDrafter) else None,
             device=self._target.device,
@@ -141,7 +141,7 @@ class Steady:
 
     @property
     def has_cycle_in_flight(self) -> bool:
-        return any(not one.is_reading for one in self._started)
+        return not all(one.is_reading for one in self._started)
 
     @property
     def has_prompts_in_flight(self) -> bool:
@@ -182,10 +182,8 @@ class Steady:
         """Take in requests of which the host knows everything."""
         if not sequences:
             return
-        members = [
-            member_of(seq, is_drafted=self._is_drafting and seq.may_have_drafts)
-            for seq in sequences
-        ]
+        is_on = self._is_drafting
+        members = [member_of(seq, is_drafted=is_on and seq.may_have_drafts) for seq in sequences]
         self._catch_up([member.sequence for member in members if member.is_drafted])
         self.places.join(members, [fresh_tokens(member) for member in members])
 
@@ -202,12 +200,18 @@ class Steady:
             return False
         if plan.is_plain:
             can_read = isinstance(self._drafter, HeadDrafter) and self._num_along < _MOST_ALONG
-            self._is_drafting = self._is_drafting and can_read
+            self._is_drafting = self._is_drafting and can_read and not self.bare.is_wanted
         elif not self._is_drafting:
             return False
         alive = self.places.sequences
         longest = max((len(seq.token_ids) for seq in alive), default=0)
         return self._has_positions(longest) and self.accepts(alive, is_plain=not self._is_drafting)
+
+    def examine(self) -> None:
+        """Draft for those who join from now on: of those who are here the head knows too little."""
+        if not self._is_drafting and all(one.plan.is_plain for one in self._started):
+            self.places.stop_drafting()
+            self._is_drafting, self._num_along = True, 0
 
     def accepts(self, sequences: Many[Sequence], *, is_plain: bool) -> bool:
         """Room for whatever the next cycle may write; False where there is not enough."""
@@ -229,8 +233,8 @@ class Steady:
         elif self._is_drafting:
             self._runs.read_along(batch)
         clock.tick()
-        self._runs.verify(batch, trees, self.places.filters)
-        facts_XB = receive(batch.facts_XB)
+        self.bare.verify(batch, trees, self.places, has_head=self._is_drafting)
+        facts_XB = receive(batch.facts_XB[: FIRST_TOKEN + 1] if plan.is_plain else batch.facts_XB)
         clock.tick()
         self._started.append(
             Started(
@@ -252,30 +256,26 @@ class Steady:
         self._begun = None  # where no cycle was begun with: the next one is not to pay for this
         if with_head:
             # Kept prefixes may come without the head's entries.
-            self._drafter.catch_up([seq for seq, _ in chunks if seq.request.params.speculate])
+            self._drafter.catch_up([seq for seq, _ in chunks if seq.may_have_drafts])
         clock, num_cold = DeviceClock(self._target.device), self._graphs.num_cold
         clock.tick()
         drafted = [with_head and seq.may_have_drafts for seq, _ in chunks]
         asked = time.perf_counter()
-        batch, passed = self._reader.read(chunks, drafted)
+        batch, passed = self._reader.read(chunks, drafted, is_told=not self.bare.is_wanted)
         asking_s = time.perf_counter() - asked
-        facts_XB = receive(batch.facts_XB)
+        facts_XB = receive(batch.facts_XB[: FIRST_TOKEN + 1])
         clock.tick()
         self._reader.tell_head(passed, with_entries=with_head)  # no first token waits for it
-        members: list[Member | None] = []
-        for (seq, chunk), is_drafted in zip(chunks, drafted, strict=True):
-            is_last = chunk == seq.num_unread
-            if with_head and seq.head_len == max(1, seq.kv_len):
-                seq.head_len = seq.kv_len + chunk
-            seq.kv_len += chunk
-            members.append(member_of(seq, is_drafted=is_drafted) if is_last else None)
+        num_tokens = sum(chunk for _, chunk in chunks)
+        self.bare.note((seq for seq, _ in chunks), num_tokens, is_bare=self.bare.is_wanted)
+        members = read_members(chunks, drafted, with_head=with_head)
         joining = [i for i, one in enumerate(members) if has_more_to_say(one)]
         if joining:
             self.places.join_from(batch, joining, [one for i in joining if (one := members[i])])
         self._started.append(
             Started(
                 plan=PLAIN,
-                load=Load(num_requests=0, num_other_tokens=sum(chunk for _, chunk in chunks)),
+                load=Load(num_requests=0, num_other_tokens=num_tokens),
                 members=members,
                 facts_XB=facts_XB,
                 gains=None,

@@ -141,8 +141,13 @@ class SteadyBatch:
         return self.state_XB[_SAID]
 
     @property
+    def is_drafted_line_B(self) -> Tensor:
+        """The memory that `is_drafted_B` is read from."""
+        return self.state_XB[_DRAFTED]
+
+    @property
     def is_drafted_B(self) -> Tensor:
-        return self.state_XB[_DRAFTED].bool()
+        return self.is_drafted_line_B.bool()
 
     @property
     def is_greedy_B(self) -> Tensor:

@@ -40,10 +40,7 @@ class CapturesAhead:
 
     def __init__(
         self,
-        runs: SteadyRuns,
-        reader: SteadyReader,
-        places: SteadyPlaces,
-        graphs: Graphs,
+        parts: tuple[SteadyRuns, SteadyReader, SteadyPlaces, Graphs],
         settings: EngineSettings,
         wanted: Plans | None,
         *,
@@ -52,8 +49,8 @@ class CapturesAhead:
     ) -> None:
         """`wanted` says what to draft, None for nothing; `is_measured` for a controller that asks
         for the gains of some cycles."""
-        self._runs, self._reader, self._places = runs, reader, places
-        self._graphs, self._settings, self._device = graphs, settings, device
+        self._runs, self._reader, self._places, self._graphs = parts
+        self._settings, self._device = settings, device
         self._wanted, self._is_measured = wanted, is_measured
 
     def run(self, progress: Progress, *, budget_s: float) -> int:
@@ -98,19 +95,37 @@ class CapturesAhead:
             yield from self._readings(filters, with_head=self._wanted is not None)
             most = batch_size(self._settings.max_requests)
             for size in [most, *(size for size in SIZES if size < most)]:
+                if self._wanted is not None:
+                    yield self._bare_cycle(size, filters)
                 for plan in (PLAIN, *(self._wanted(size) if self._wanted is not None else ())):
                     yield self._cycle(size, plan, filters)
         if self._wanted is not None:
             for filters in _SAMPLINGS:
                 yield from self._readings(filters, with_head=False)
+                yield from self._readings(filters, with_head=False, is_told=False)
 
-    def _readings(self, filters: Filters, *, with_head: bool) -> Iterator[Callable[[], None]]:
+    def _readings(
+        self, filters: Filters, *, with_head: bool, is_told: bool = True
+    ) -> Iterator[Callable[[], None]]:
         for num_rows in reversed(self._reader.sizes):
             if num_rows <= _MOST_ROWS:
-                yield self._reading(num_rows, filters, with_head)
+                yield self._reading(num_rows, filters, with_head, is_told)
 
-    def _reading(self, num_rows: int, filters: Filters, with_head: bool) -> Callable[[], None]:
-        return lambda: self._reader.rehearse(num_rows, filters, with_head=with_head)
+    def _reading(
+        self, num_rows: int, filters: Filters, with_head: bool, is_told: bool
+    ) -> Callable[[], None]:
+        return lambda: self._reader.rehearse(
+            num_rows, filters, with_head=with_head, is_told=is_told
+        )
+
+    def _bare_cycle(self, size: int, filters: Filters) -> Callable[[], None]:
+        def run() -> None:
+            batch = self._places.batch_of(size)
+            batch.fill([])
+            self._runs.verify_bare(batch, filters)
+            batch.fill([])
+
+        return run
 
     def _cycle(self, size: int, plan: DraftPlan, filters: Filters) -> Callable[[], None]:
         def run() -> None:

@@ -63,8 +63,18 @@ class SteadyCycle:
         self._drafter.read_steadily(batch, self._tables(batch))
 
     @torch.no_grad()
-    def verify(self, batch: SteadyBatch, trees: TreeBatch | None, filters: Filters) -> None:
-        """Run the target over the trees; the batch then says what came of it."""
+    def verify(
+        self,
+        batch: SteadyBatch,
+        trees: TreeBatch | None,
+        filters: Filters,
+        *,
+        is_bare: bool = False,
+    ) -> None:
+        """Run the target over the trees; the batch then says what came of it.
+
+        `is_bare` keeps nothing for the head.
+        """
         tables, last_position = self._cache.all_tables, self._target.context_len - 1
         if trees is None:
             packed = make_root_pass(batch.ends, tables, last_position)
@@ -72,7 +82,8 @@ class SteadyCycle:
         else:
             packed, rows_BN = make_steady_tree_pass(batch.ends, trees, tables, last_position)
             verified = trees
-        output = self._target.forward(packed, self._cache.target_memory, taps=self._drafter.taps)
+        taps = () if is_bare else self._drafter.taps
+        output = self._target.forward(packed, self._cache.target_memory, taps=taps)
         if output.features_TF is not None:
             self._drafter.remember(output.features_TF, packed)
         walk = self._walk(

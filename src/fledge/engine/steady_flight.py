@@ -1,12 +1,13 @@
 """What the device was asked for and the host has not read yet: cycles, and passes over prompts."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from fledge.engine.commits import Said
 from fledge.engine.device_clock import DeviceClock
-from fledge.engine.draft_plan import DraftPlan, Load
+from fledge.engine.draft_plan import CycleReport, DraftPlan, Load
 from fledge.engine.sequence import Sequence
 from fledge.ops.settle import FIRST_TOKEN
 
@@ -33,6 +34,20 @@ class Member:
 
 def member_of(seq: Sequence, *, is_drafted: bool) -> Member:
     return Member(seq, is_drafted=is_drafted, num_preemptions=seq.num_preemptions)
+
+
+def read_members(
+    chunks: Many[tuple[Sequence, int]], drafted: Many[bool], *, with_head: bool
+) -> list[Member | None]:
+    """Parts of prompts are read, with the head or without; who is read to its end is a member."""
+    members: list[Member | None] = []
+    for (seq, chunk), is_drafted in zip(chunks, drafted, strict=True):
+        is_last = chunk == seq.num_unread
+        if with_head and not seq.lacks_features and seq.head_len == max(1, seq.kv_len):
+            seq.head_len = seq.kv_len + chunk
+        seq.kv_len += chunk
+        members.append(member_of(seq, is_drafted=is_drafted) if is_last else None)
+    return members
 
 
 def has_more_to_say(member: Member | None) -> bool:
@@ -111,3 +126,21 @@ def collect(one: Started) -> Collected:
             was_decoding,
         )
     return Collected(one, said, draft_s=draft_s, target_s=target_s)
+
+
+def report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
+    """What a cycle, or a pass over prompts, took."""
+    one, num_said = got.started, 0 if got.started.is_reading else len(got.said)
+    num_drafted = sum(said.had_drafts for said in got.said.values())
+    everyone = None if num_drafted == num_said else num_drafted
+    return CycleReport(
+        plan=one.plan if one.is_reading else replace(one.plan, num_drafted=everyone),
+        load=replace(one.load, num_requests=num_said),
+        target_s=got.target_s,
+        draft_s=got.draft_s,
+        other_s=other_s,
+        emitted=0,
+        num_extended=num_fresh + one.num_caught_up,
+        gains=one.gains,
+        is_cold=one.is_cold,
+    )

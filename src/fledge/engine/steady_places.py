@@ -135,6 +135,13 @@ class SteadyPlaces:
             assert self.batch is not None
             self.batch.clear(left)
 
+    def stop_drafting(self) -> None:
+        """Nobody who is here is drafted for any more, whatever comes."""
+        for member in self.members:
+            member.is_drafted = False
+        if self.batch is not None:
+            self.batch.is_drafted_line_B.zero_()
+
     def drop_gone(self) -> None:
         """Requests that were taken away since the last cycle leave their places."""
         self.leave([member for member in self.members if member.is_gone])

@@ -54,8 +54,8 @@ def pass_sizes(max_tokens: int) -> list[int]:
     return sorted(sizes)
 
 
-def _kind(num_rows: int, num_prompts: int, filters: Filters) -> Hashable:
-    return ("read", num_rows, num_prompts, filters)
+def _kind(num_rows: int, num_prompts: int, filters: Filters, is_bare: bool) -> Hashable:
+    return ("read" if not is_bare else "read bare", num_rows, num_prompts, filters)
 
 
 class Passed(NamedTuple):
@@ -109,27 +109,38 @@ class SteadyReader:
         self._row_s = 0.0
         """What a row of a long pass takes; 0 while none was timed."""
 
-    def read(self, chunks: Many[Chunk], drafted: Many[bool]) -> tuple[SteadyBatch, Passed | None]:
+    def read(
+        self, chunks: Many[Chunk], drafted: Many[bool], *, is_told: bool
+    ) -> tuple[SteadyBatch, Passed | None]:
         """Ask for a pass over these; the batch that comes back has a column for each.
 
-        `drafted` are those who will be drafted for. What comes beside it is for `tell_head`.
+        `drafted` are those who will be drafted for. What comes beside it is for `tell_head`, and
+        is None where the head is not to be told.
         """
         num_tokens = sum(chunk for _, chunk in chunks)
         num_rows, num_prompts = self._size(num_tokens, len(chunks))
         num_nobody = num_prompts + 1 - len(chunks)
         filters = filters_of([seq for seq, chunk in chunks if chunk == seq.num_unread])
-        is_ready = self._graphs.number_of(_kind(num_rows, num_prompts, filters))
-        is_exact = self._is_long(num_tokens, num_rows, is_ready=is_ready is not None)
+        ready = [
+            is_bare
+            for is_bare in ([False] if is_told else [True, False])
+            if self._graphs.number_of(_kind(num_rows, num_prompts, filters, is_bare)) is not None
+        ]
+        # A pass that is captured with features is no slower than one that would be without.
+        is_bare = ready[0] if ready else not is_told
+        is_exact = self._is_long(num_tokens, num_rows, is_ready=bool(ready))
         # There may be no places for so many that only fill.
         is_exact = is_exact or num_rows - num_tokens > num_nobody * self._cache.max_tokens
         if is_exact:
             num_rows = num_tokens
         reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
         self._fill(reading, chunks, drafted)
-        if not is_exact:
-            return reading.batch, self._run_captured(reading, filters)
-        passed = self._run(reading, filters)
-        return reading.batch, None if passed is None else passed._replace(is_exact=True)
+        if is_exact:
+            passed = self._run(reading, filters, is_bare=not is_told)
+            passed = None if passed is None else passed._replace(is_exact=True)
+        else:
+            passed = self._run_captured(reading, filters, is_bare)
+        return reading.batch, passed if is_told else None
 
     def tell_head(self, passed: Passed | None, *, with_entries: bool) -> None:
         """Keep the features of a pass for the head; `with_entries` has it read the tokens too."""
@@ -170,17 +181,20 @@ class SteadyReader:
             row_s = got.target_s / num_tokens
             self._row_s += (_RATE if self._row_s else 1.0) * (row_s - self._row_s)
 
-    def rehearse(self, num_rows: int, filters: Filters, *, with_head: bool) -> None:
+    def rehearse(
+        self, num_rows: int, filters: Filters, *, with_head: bool, is_told: bool = True
+    ) -> None:
         """A pass over nobody's prompts, so that one of this size is captured when it comes."""
         num_prompts = self._most_prompts(num_rows)
         if num_prompts and num_rows <= (num_prompts + 1) * self._cache.max_tokens:
             reading = self._reading(num_rows, num_prompts, is_kept=True)
             self._fill(reading, [], [])
-            self.tell_head(self._run_captured(reading, filters), with_entries=with_head)
+            passed = self._run_captured(reading, filters, is_bare=not is_told)
+            self.tell_head(passed, with_entries=with_head)
 
-    def _run_captured(self, reading: Reading, filters: Filters) -> Passed | None:
-        kind = _kind(reading.num_rows, reading.batch.size - 1, filters)
-        passed, graph = self._graphs.run(kind, lambda: self._run(reading, filters))
+    def _run_captured(self, reading: Reading, filters: Filters, is_bare: bool) -> Passed | None:
+        kind = _kind(reading.num_rows, reading.batch.size - 1, filters, is_bare)
+        passed, graph = self._graphs.run(kind, lambda: self._run(reading, filters, is_bare=is_bare))
         return None if passed is None else passed._replace(graph=graph)
 
     def _size(self, num_tokens: int, num_prompts: int) -> tuple[int, int]:
@@ -233,7 +247,7 @@ class SteadyReader:
         )
 
     @torch.no_grad()
-    def _run(self, reading: Reading, filters: Filters) -> Passed | None:
+    def _run(self, reading: Reading, filters: Filters, *, is_bare: bool) -> Passed | None:
         batch, (chain_B, context_B) = reading.batch, reading.lengths_2B
         packed = make_tree_pass(
             chain_tokens_C=reading.tokens_T,
@@ -248,7 +262,10 @@ class SteadyReader:
         # Places that nobody has bring no rows: they look at any.
         last_B = (packed.starts_B + chain_B - 1).clamp(min=0)
         output = self._target.forward(
-            packed, self._cache.target_memory, logit_rows_R=last_B, taps=self._drafter.taps
+            packed,
+            self._cache.target_memory,
+            logit_rows_R=last_B,
+            taps=() if is_bare else self._drafter.taps,
         )
         roots = root_only(batch.newest_B)
         walk = self._walk(

@@ -40,6 +40,10 @@ class SteadyRuns:
                 return False
         return self._graphs.number_of(_verify_kind(size, number, filters)) is not None
 
+    def is_bare_ready(self, size: int, filters: Filters) -> bool:
+        """Whether a cycle that keeps nothing for the head is replayed."""
+        return self._graphs.number_of(_bare_kind(size, filters)) is not None
+
     def draft(self, batch: SteadyBatch, plan: DraftPlan) -> Trees:
         draft, number = self._graphs.run(
             _draft_kind(batch.size, plan), lambda: self._cycle.draft(batch, plan)
@@ -60,6 +64,16 @@ class SteadyRuns:
     def read_along(self, batch: SteadyBatch) -> None:
         """Have the head read what was said last, for a cycle without drafts among some with."""
         self._graphs.run(("along", batch.size), lambda: self._cycle.read_along(batch))
+
+    def verify_bare(self, batch: SteadyBatch, filters: Filters) -> None:
+        """A cycle without drafts that keeps nothing for the head."""
+
+        def verify() -> None:
+            self._cycle.verify(batch, None, filters, is_bare=True)
+
+        _, number = self._graphs.run(_bare_kind(batch.size, filters), verify)
+        if number is not None:
+            self._sizes[False].add(batch.size)
 
     def verify(self, batch: SteadyBatch, trees: Trees | None, filters: Filters) -> None:
         def verify() -> None:
@@ -83,6 +97,10 @@ def _shape(plan: DraftPlan) -> tuple[int, int, int]:
 
 def _draft_kind(size: int, plan: DraftPlan) -> Hashable:
     return ("draft", size, *_shape(plan))
+
+
+def _bare_kind(size: int, filters: Filters) -> Hashable:
+    return ("bare", size, filters)
 
 
 def _verify_kind(size: int, graph: int | None, filters: Filters) -> Hashable:

@@ -61,6 +61,10 @@ class SteadySizes:
             key = is_drafting, own
             self._lost_s[key] = self._lost_s.get(key, 0.0) + max(0.0, lost_s)
 
+    def plain_s(self, size: int) -> float:
+        """What a cycle of a size without drafts takes; 0 while none was timed."""
+        return self._seconds.get((False, size), 0.0)
+
     def _is_due(self, own: int, is_drafting: bool) -> bool:
         """Whether larger batches have cost what capturing this size would have."""
         lost_s = self._lost_s.get((is_drafting, own), 0.0)

@@ -42,7 +42,7 @@ def markers(kind: str, token_ids: Many[int], first: int, stop: int) -> torch.Ten
 
 def places_of(cache: PagedCache) -> Iterator[PrefixNode]:
     """All places of the prefix tree but its root."""
-    pending = [cache._known.tree.root]
+    pending = [cache.known.tree.root]
     while pending:
         node = pending.pop()
         children = [child for some in node._children.values() for child in some.values()]

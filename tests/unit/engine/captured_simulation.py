@@ -3,11 +3,13 @@
 Requests come together, a place each, and end after equally many tokens: with drafts at different
 times, so that the last ones go on in smaller batches. Drafts of a chain are right by chance, the
 same at each depth. Passes take longer with cached tokens, and large ones longer than measured.
+While the head sleeps nothing is kept for it, so that a batch that began then is never drafted for.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.controller import AdaptiveController
 from fledge.engine.draft_gains import NODE_GRID
-from fledge.engine.draft_plan import CycleReport, DraftPlan, Load, Menu
+from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load, Menu
 from fledge.engine.pass_times import PassCurve, PassTimes, measured_sizes
 from fledge.engine.steady_batch import batch_size
 from tests.unit.engine.simulated_machines import H200_8B, MAX_PASS_TOKENS, Array
@@ -29,15 +31,13 @@ _OTHER_MS = 0.1
 _NOISE = 0.01
 
 
-def _chain_gains() -> Tensor:
+@cache
+def _chain_gains(right: float) -> Tensor:
     """What `expected_gains` says of a head that knows how often it is right, [D, 1, G]."""
-    chances_D = RIGHT ** np.arange(1, CHAIN.depth + 1)
+    chances_D = right ** np.arange(1, CHAIN.depth + 1)
     drafted_GD = (np.array(NODE_GRID)[:, None] - np.arange(CHAIN.depth)).clip(0.0, 1.0)
     gains_DG = np.cumsum(drafted_GD * chances_D, axis=1).T
     return torch.from_numpy(gains_DG[:, None]).float()
-
-
-_GAINS_D1G = _chain_gains()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,22 @@ CAPTURED_MACHINES = {
 class CapturedRun:
     """Batches that are served one after the other."""
 
-    def __init__(self, machine: CapturedMachine, seed: int = 0) -> None:
-        self.machine = machine
+    def __init__(self, machine: CapturedMachine, seed: int = 0, right: float = RIGHT) -> None:
+        self.machine, self.right = machine, right
         self.controller = machine.controller(seed)
         self.nodes: Counter[tuple[int, float]] = Counter()
         """Cycles by places and drafts for each."""
 
+        self.num_told = self.num_plain = 0
+        """Tokens of cycles for which features were kept, and of which none were."""
+
+        self._is_told = True
         self._random = np.random.default_rng(seed)
         self._late: deque[CycleReport] = deque()
 
     def serve(self, num_requests: int, answer_tokens: int = _ANSWER_TOKENS) -> float:
         """One batch from its second tokens to its end; returns tokens per second."""
+        self._is_told = self.controller.meets_requests(has_room=True)
         left = np.full(num_requests, answer_tokens - 1)
         total_ms = 0.0
         while len(left):
@@ -130,19 +135,12 @@ class CapturedRun:
 
     def _cycle(self, left: Array, context_tokens: int) -> tuple[Array, float]:
         count, num_places = len(left), batch_size(len(left))
-        plans = self.controller.plans(num_places)
-        load = Load(
-            num_requests=count,
-            context_tokens=context_tokens,
-            unread=(2,) * count,
-            num_places=num_places,
-            menu=Menu(plans, frozenset(plans), capture_s=0.05),
-        )
-        plan = self.controller.choose(load)
+        load = self._load(count, num_places, context_tokens)
+        plan = self.controller.choose(load) if load.unread else PLAIN
         self.nodes[num_places, plan.nodes / num_places] += 1
         place_ND = np.arange(count)[:, None] + count * np.arange(plan.depth)
         has_draft_ND = place_ND < plan.nodes
-        is_right_ND = (self._random.random((count, plan.depth)) < RIGHT) & has_draft_ND
+        is_right_ND = (self._random.random((count, plan.depth)) < self.right) & has_draft_ND
         accepted_ND = np.cumprod(is_right_ND, axis=1)
         came_by_ND = np.pad(accepted_ND, [(0, 0), (1, 0)], constant_values=1)[:, : plan.depth]
         emitted = np.minimum(1 + accepted_ND.sum(axis=1), left)
@@ -160,9 +158,24 @@ class CapturedRun:
                 reached_D=tuple((came_by_ND * has_draft_ND).sum(axis=0).tolist()),
                 accepted_D=tuple(accepted_ND.sum(axis=0).tolist()),
                 num_extended=int(emitted.sum()),
-                gains=_GAINS_D1G[: plan.depth] if plan.is_measured else None,
+                gains=_chain_gains(self.right)[: plan.depth] if plan.is_measured else None,
             )
         )
         if len(self._late) > 1:
             self.controller.observe(self._late.popleft())
         return emitted, target_ms + draft_ms + _OTHER_MS
+
+    def _load(self, count: int, num_places: int, context_tokens: int) -> Load:
+        if self.controller.is_asleep:
+            self._is_told = False
+            self.num_plain += count
+            return Load(count, num_places=num_places)
+        self.num_told += count
+        plans = self.controller.plans(num_places)
+        return Load(
+            num_requests=count,
+            context_tokens=context_tokens,
+            unread=(2,) * count if self._is_told else (),
+            num_places=num_places,
+            menu=Menu(plans, frozenset(plans), capture_s=0.05),
+        )

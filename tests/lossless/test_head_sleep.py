@@ -1,0 +1,226 @@
+"""A head that sleeps, is examined and wakes changes no text, and nothing is awaited for it.
+
+Catches: requests that are drafted for although their features were not kept, prefixes handed on
+without what a head needs of them, graphs with features in cycles that keep none, and drafts for
+those who join that are not those of a head that has read all of it.
+"""
+
+import random
+from typing import Any
+
+import pytest
+
+from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
+from fledge.engine.fixed_controller import FixedController
+from fledge.engine.graphs import Graphs
+from fledge.engine.sequence import Sequence
+from fledge.models.head import Eagle3Head
+from fledge.models.target import Target
+from tests.engines.forced_pair import CIRCLE
+from tests.lossless.support import token_ids
+from tests.unit.engine.fake_graphs import capturing
+
+Pair = tuple[Target, Eagle3Head]
+TREES = {
+    "tree": TreeSettings(depth=3, width=3, budget=9),
+    "chain": TreeSettings(depth=3, width=1, budget=3),
+}
+
+
+class Restless(FixedController):
+    """Sleeps, examines and drafts as it is told, or at random."""
+
+    chance: random.Random | None = None
+    is_asleep = is_exam = False
+
+    def choose(self, load: Load) -> DraftPlan:
+        if self.chance is not None and self.chance.random() < 0.3:
+            return PLAIN
+        return super().choose(load)
+
+    def meets_requests(self, *, has_room: bool) -> bool:
+        if self.chance is not None and has_room:
+            self.is_exam = self.is_asleep and self.chance.random() < 0.5
+            self.is_asleep = self.is_asleep and not self.is_exam
+        return not self.is_asleep
+
+    def turn(self) -> None:
+        """Between two steps anything may come to an end."""
+        if self.chance is not None and self.chance.random() < 0.15:
+            self.is_asleep, self.is_exam = self.chance.choice([(True, False), (False, False)])
+
+    @property
+    def expects_drafts(self) -> bool:
+        return not self.is_asleep
+
+
+def restless(
+    target: Target, head: Eagle3Head, shape: str = "tree", **changes: Any
+) -> tuple[Engine, Restless]:
+    tree = TREES[shape]
+    settings = EngineSettings(**{"tree": tree, "graphs": "on", "max_requests": 4, **changes})
+    engine = Engine(target, head, settings)
+    controller = Restless(tree, max_pass_tokens=settings.max_pass_tokens)
+    engine._controller = engine._cycle.choice.controller = controller
+    return engine, controller
+
+
+def spoil(engine: Engine) -> None:
+    """Have the head's memory hold what never was: a device's memory is not cleared before."""
+    engine.generate([[CIRCLE[0]] * 3], params(2))
+    memory = engine._cache.head_memory
+    for layer in memory.layer_ids:
+        for rows in memory.layer(layer):
+            rows.fill_(float("nan") if rows.is_floating_point() else 2**40)
+    engine._cache.reset()
+
+
+def has_bare(graphs: Graphs) -> bool:
+    kinds: list[Any] = list(graphs._graphs)
+    return "bare" in {kind[0] for kind in kinds}
+
+
+def params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "launched"])
+@pytest.mark.parametrize("shape", TREES)
+def test_whatever_the_head_does(
+    forced: Pair, monkeypatch: pytest.MonkeyPatch, seed: int, is_captured: bool, shape: str
+) -> None:
+    target, head = forced
+    chance = random.Random(seed)
+    engine, controller = restless(target, head, shape, block_size=4, cache_tokens=600)
+    if is_captured:
+        capturing(engine, monkeypatch)
+    spoil(engine)
+    controller.chance = chance
+    plain = Engine(target, settings=EngineSettings(graphs="off"))
+    running: list[Sequence] = []
+    for _ in range(260):
+        if chance.random() < 0.12:
+            asked = [CIRCLE[chance.randrange(4)]] * 8 + [CIRCLE[chance.randrange(9)]]
+            running.append(engine.add(engine.make_request(asked, params(chance.randrange(2, 60)))))
+        if running and chance.random() < 0.03:
+            engine.preempt(chance.choice(running))
+        controller.turn()
+        engine.step()
+        engine.check_integrity()
+    while engine.has_work:
+        engine.step()
+    for seq in running:
+        asked = list(seq.request.prompt_token_ids)
+        assert seq.output_ids == token_ids(plain.generate([asked], seq.request.params))[0]
+    assert engine.stats.num_drafts
+    assert engine._cycle.ahead.steady.bare.num_bare
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_an_exam_drafts_for_those_who_join_and_awaits_nothing(forced: Pair, shape: str) -> None:
+    """Who came before goes on without drafts, though the head slept only in their first cycles."""
+    target, head = forced
+    engine, controller = restless(target, head, shape)
+    spoil(engine)
+    bare, ahead = engine._cycle.ahead.steady.bare, engine._cycle.ahead
+    controller.is_asleep, num_told = True, bare.num_told
+
+    def add(start: int) -> Sequence:
+        return engine.add(engine.make_request([CIRCLE[start]] * 5, params(60)))
+
+    early = add(0)
+    for _ in range(6):
+        engine.step()
+    assert (bare.num_told, early.lacks_features) == (num_told, True)
+    num_bare = bare.num_bare
+    assert num_bare >= 5 + 4
+    controller.is_asleep, controller.is_exam = False, True
+    late = add(7)
+    while not late.is_finished:
+        engine.step()
+    assert late.completion().stats.accept_length > 2, "its head has read all of it"
+    assert not late.lacks_features
+    assert bare.num_bare == num_bare
+    while engine.has_work:
+        engine.step()
+    assert early.completion().stats.accept_length == 1
+    assert ahead.num_drains == 0
+    plain = Engine(target, settings=EngineSettings(graphs="off"))
+    for seq in (early, late):
+        asked = list(seq.request.prompt_token_ids)
+        assert seq.output_ids == token_ids(plain.generate([asked], seq.request.params))[0]
+
+
+def test_asleep_cycles_are_those_of_an_engine_without_a_head(
+    forced: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph is replayed again and again, the head hears nothing, and nothing is awaited."""
+    target, head = forced
+    engine, controller = restless(target, head)
+    graphs = capturing(engine, monkeypatch)
+    engine.capture_ahead(budget_s=300.0)
+    controller.is_asleep = True
+    bare, kinds = engine._cycle.ahead.steady.bare, set[str]()
+    num_told = bare.num_told
+    run, drafter = graphs.run, engine._drafter
+
+    def watched(kind: Any, *arguments: Any, **options: Any) -> Any:
+        kinds.add(kind[0])
+        return run(kind, *arguments, **options)
+
+    def told(*_: Any) -> None:
+        raise AssertionError("the head was told")
+
+    monkeypatch.setattr(graphs, "run", watched)
+    monkeypatch.setattr(drafter, "remember", told)
+    answers = engine.generate([[CIRCLE[start]] * 5 for start in range(3)], params(50))
+    assert kinds == {"bare", "read bare"}
+    assert engine.stats.num_captured == engine.stats.num_launched == 0
+    assert engine._cycle.ahead.num_drains == 0
+    assert bare.num_told == num_told
+    assert bare.num_bare == 3 * (5 + 50), "who has ended runs a cycle too many"
+    plain = Engine(target, settings=EngineSettings(graphs="off"))
+    asked = [[CIRCLE[start]] * 5 for start in range(3)]
+    assert token_ids(answers) == token_ids(plain.generate(asked, params(50)))
+
+
+def test_a_graph_without_features_is_captured_when_keeping_them_has_cost_as_much(
+    forced: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, head = forced
+    engine, controller = restless(target, head)
+    graphs = capturing(engine, monkeypatch)
+    controller.is_asleep = True
+    bare = engine._cycle.ahead.steady.bare
+    monkeypatch.setattr(type(graphs), "launch_s", 1e3)
+    engine.generate([[CIRCLE[0]] * 5], params(30))
+    assert not has_bare(graphs)
+    assert bare.num_told >= 28, "no capture was paid for yet"
+    monkeypatch.setattr(type(graphs), "launch_s", 1e-9)
+    engine.generate([[CIRCLE[0]] * 5], params(30))
+    assert has_bare(graphs)
+
+
+def test_a_prefix_without_features_is_read_again_for_the_head(forced: Pair) -> None:
+    """And is whole from then on: the third request finds all that it needs."""
+    target, head = forced
+    engine, controller = restless(target, head, block_size=4)
+    controller.is_asleep = True
+    asked = [CIRCLE[3]] * 18
+    first = engine.add(engine.make_request(asked, params(8)))
+    while not first.is_finished:
+        engine.step()
+    reused = []
+    for is_asleep in (True, False, False):
+        controller.is_asleep = is_asleep
+        seq = engine.add(engine.make_request(asked, params(40)))
+        while not seq.is_finished:
+            engine.step()
+        stats = seq.completion().stats
+        reused.append(stats.num_prompt_reused)
+        assert (stats.accept_length > 2) is not is_asleep
+    assert reused == [17, 0, 17]
+    engine.check_integrity()
