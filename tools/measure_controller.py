@@ -6,7 +6,8 @@ Rates are tokens per second over the best fixed setting (found by trying all) af
 over plain decoding from the first cycle on. tests/unit/engine/controller_simulation.py says how a
 run is simulated. Captured cycles of batches that are filled at once and empty are simulated by
 captured_simulation.py beside it, all sizes after each other under one controller; their rates are
-those of whole batches over plain decoding.
+those of whole batches over plain decoding. A head that is never right, then right as often as the
+others, shows what it costs until it sleeps, while it does, and how soon it is found out.
 """
 
 import argparse
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fledge.contracts import provenance
 from fledge.engine.controller import AdaptiveController
-from tests.unit.engine.captured_simulation import CAPTURED_MACHINES, CapturedRun
+from tests.unit.engine.captured_simulation import CAPTURED_MACHINES, RIGHT, CapturedRun
 from tests.unit.engine.controller_simulation import Run, best_fixed
 from tests.unit.engine.simulated_machines import MACHINES, MAX_PASS_TOKENS, Machine
 from tests.unit.engine.simulated_trees import ACCURACIES, TREE, Accuracy, TreeBank
@@ -28,6 +29,7 @@ WARM_UP = 250
 LOADS = (1, 4, 16, 64, 256)
 CAPTURED_LOADS = (8, 64, 1, 32, 128, 256)
 SEEDS = range(3)
+USELESS_BATCHES = 20
 
 
 def measure(machine: Machine, accuracy: Accuracy, bank: TreeBank, cycles: int) -> dict[str, object]:
@@ -58,6 +60,38 @@ def measure_captured(name: str, seed: int) -> list[dict[str, Any]]:
     ]
 
 
+def measure_useless(num_requests: int, seed: int) -> dict[str, Any]:
+    machine = CAPTURED_MACHINES["as measured"]
+    run = CapturedRun(machine, seed, right=0.0)
+
+    def serve() -> float:
+        return round(float(run.serve(num_requests) / machine.plain_rate(num_requests)), 4)
+
+    def is_asleep() -> bool:
+        return run.controller.is_asleep
+
+    awake: list[float] = []
+    while not is_asleep():
+        awake.append(serve())
+    run.num_told = run.num_plain = 0
+    asleep = [serve() for _ in range(USELESS_BATCHES)]
+    state, share_told = run.controller.state(), run.num_told / (run.num_told + run.num_plain)
+    run.right, num_batches = RIGHT, 0
+    while is_asleep():
+        run.serve(num_requests)
+        num_batches += 1
+    return {
+        "requests": num_requests,
+        "seed": seed,
+        "over_plain_until_asleep": awake,
+        "over_plain_asleep": round(sum(asleep) / len(asleep), 4),
+        "worst_batch_asleep": min(asleep),
+        "exams": state["num_exams"],
+        "share_of_tokens_told": round(share_told, 4),
+        "batches_until_found_out": num_batches,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cycles", type=int, default=1000)
@@ -72,6 +106,7 @@ def main() -> None:
     captured = [
         row for name in CAPTURED_MACHINES for seed in SEEDS for row in measure_captured(name, seed)
     ]
+    useless = [measure_useless(size, seed) for size in sorted(CAPTURED_LOADS) for seed in SEEDS]
     document = {
         "provenance": provenance.collect(device="cpu"),
         "cycles": options.cycles,
@@ -79,8 +114,10 @@ def main() -> None:
         "worst_over_best": min(float(str(row["over_best"])) for row in rows),
         "worst_over_plain": min(float(str(row["over_plain"])) for row in rows),
         "worst_captured_over_plain": min(min(row["over_plain"]) for row in captured),
+        "worst_useless_over_plain": min(row["over_plain_asleep"] for row in useless),
         "rows": rows,
         "captured": captured,
+        "useless": useless,
     }
     options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print({name: number for name, number in document.items() if name.startswith("worst")})
