@@ -188,6 +188,7 @@ class Timed:
             "timed_launched": after.num_launched - before.num_launched,
             "timed_captured": after.num_captured - before.num_captured,
             **{name: count - self.counted[name] for name, count in self._count().items()},
+            "plans": [plan.shown() for plan in self.engine._controller.plans(size)],
             "controller": after.controller,
         }
 
