@@ -19,7 +19,9 @@ from torch import Tensor
 from fledge.ops.native_library import NativeLibrary
 from fledge.ops.native_memory import WeightMemory
 
-_ROWS_OF_BLOCK = 4
+_ROWS_OF_BLOCKS = 32
+"""Rows that lie together: with wide registers eight blocks, else four."""
+
 _COLUMNS_OF_UNIT = 32
 
 
@@ -35,13 +37,13 @@ class Format(IntEnum):
 
 
 _UNIT_BYTES = {
-    Format.FOUR_HALF: (64, 16),
-    Format.FOUR_FLOAT: (64, 32),
-    Format.EIGHT_HALF: (128, 8),
-    Format.EIGHT_FINE: (128, 32),
-    Format.BRAIN: (256, 0),
+    Format.FOUR_HALF: (512, 128),
+    Format.FOUR_FLOAT: (512, 256),
+    Format.EIGHT_HALF: (1024, 64),
+    Format.EIGHT_FINE: (1024, 256),
+    Format.BRAIN: (2048, 0),
 }
-"""Bytes of codes and of steps of four rows and 32 columns, the fewest first."""
+"""Bytes of codes and of steps of 32 rows and 32 columns, the fewest first."""
 
 
 class CPiece(ctypes.Structure):
@@ -150,7 +152,7 @@ def _pack(
     if num_columns % _COLUMNS_OF_UNIT == 0:
         for form in forms:
             # No room is made where the first rows cannot be packed so.
-            if _try_format(library, rows_NK[:_ROWS_OF_BLOCK], form, may_round) is None:
+            if _try_format(library, rows_NK[:_ROWS_OF_BLOCKS], form, may_round) is None:
                 continue
             packed = _try_format(library, rows_NK, form, may_round)
             if packed is not None:
@@ -162,7 +164,7 @@ def _try_format(
     library: NativeLibrary, rows_NK: Tensor, form: Format, may_round: bool
 ) -> tuple[Tensor, Tensor] | None:
     num_rows, num_columns = rows_NK.shape
-    num_units = -(-num_rows // _ROWS_OF_BLOCK) * (num_columns // _COLUMNS_OF_UNIT)
+    num_units = -(-num_rows // _ROWS_OF_BLOCKS) * (num_columns // _COLUMNS_OF_UNIT)
     codes, steps = (_aligned_bytes(num_units * size) for size in _UNIT_BYTES[form])
     is_packed = library.pack(
         rows_NK.data_ptr(),

@@ -145,21 +145,31 @@ static void round_to_four(const float* w, Group& best) {
     }
 }
 
+// Where the code of a row and a column lies within the codes of a unit.
+INLINE void place_four(uint32_t* words, int r, int column, uint32_t code) {
+#if HAS_WIDE
+    words[column % LANES] |= code << (8 * r + 4 * (column / LANES));
+#else
+    words[column / WORD_COLUMNS * LANES + r] |= code << (4 * (column % WORD_COLUMNS));
+#endif
+}
+
+INLINE int place_of(int r, int column) { return HAS_WIDE ? UNIT * r + column : BLOCK * column + r; }
+
 static bool pack_four(const float* const* rows, bool is_half, bool may_round, uint8_t* codes,
                       uint8_t* steps) {
-    uint32_t packed[HALF_UNIT] = {};
-    float numbers[8];
+    uint32_t packed[BLOCK * UNIT / 8] = {};
+    float numbers[2 * BLOCK];
     for (int r = 0; r < BLOCK; r++) {
         Group group;
         if (may_round) round_to_four(rows[r], group);
         else if (!find_four(rows[r], is_half, group)) return false;
-        for (int i = 0; i < UNIT; i++)
-            packed[i % HALF_UNIT] |= uint32_t(group.codes[i]) << (8 * r + 4 * (i / HALF_UNIT));
+        for (int i = 0; i < UNIT; i++) place_four(packed, r, i, uint32_t(group.codes[i]));
         numbers[r] = group.step;
-        numbers[4 + r] = group.least;
+        numbers[BLOCK + r] = group.least;
     }
     memcpy(codes, packed, sizeof(packed));
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 2 * BLOCK; i++) {
         uint16_t half = float_to_half(numbers[i]);
         if (is_half) memcpy(steps + 2 * i, &half, 2);
         else memcpy(steps + 4 * i, numbers + i, 4);
@@ -176,10 +186,11 @@ static bool pack_eight(const float* const* rows, bool is_fine, bool may_round, u
             if (may_round) round_to_eight(rows[r], group);
             else if (!find_eight(rows[r] + part * size, size, !is_fine, group)) return false;
             for (int i = 0; i < size; i++)
-                codes[UNIT * r + part * size + i] = uint8_t(int8_t(group.codes[i]));
+                codes[place_of(r, part * size + i)] = uint8_t(int8_t(group.codes[i]));
             uint16_t half = float_to_half(group.step);
-            if (is_fine) memcpy(steps + 4 * (2 * r + part), &group.step, 4);
-            else memcpy(steps + 2 * r, &half, 2);
+            int place = HAS_WIDE ? num_parts * r + part : BLOCK * part + r;
+            if (is_fine) memcpy(steps + 4 * place, &group.step, 4);
+            else memcpy(steps + 2 * place, &half, 2);
         }
     return true;
 }
@@ -191,12 +202,12 @@ static bool pack_brains(const float* const* rows, uint8_t* codes) {
             memcpy(&bits, rows[r] + i, 4);
             if (bits & 0xffffu) return false;
             uint16_t upper = uint16_t(bits >> 16);
-            memcpy(codes + 2 * (UNIT * r + i), &upper, 2);
+            memcpy(codes + 2 * place_of(r, i), &upper, 2);
         }
     return true;
 }
 
-// A block of four rows in a format; false where it does not give back the same floats.
+// A block of rows in a format; false where it does not give back the same floats.
 static bool pack_block(const float* rows, int64_t num_rows, int64_t num_columns, int format,
                        bool may_round, int64_t block, uint8_t* codes, uint8_t* steps) {
     static const float nothing[UNIT] = {};
@@ -207,19 +218,24 @@ static bool pack_block(const float* rows, int64_t num_rows, int64_t num_columns,
             int64_t row = block * BLOCK + r;
             unit[r] = row < num_rows ? rows + row * num_columns + u * UNIT : nothing;
         }
-        int64_t at = block * num_units + u;
+        int64_t at = place_of_unit(block, u, num_units);
         bool is_packed = false;
+#define PACKED(FORMAT, pack)                                         \
+    case FORMAT: {                                                   \
+        uint8_t* own_codes = codes + at * Unit<FORMAT>::CODE_BYTES;  \
+        uint8_t* own_steps = steps + at * Unit<FORMAT>::STEP_BYTES;  \
+        (void)own_steps;                                             \
+        is_packed = pack;                                            \
+        break;                                                       \
+    }
         switch (format) {
-            case FOUR_HALF: is_packed = pack_four(unit, true, may_round, codes + at * 64, steps + at * 16); break;
-            case FOUR_FLOAT: is_packed = pack_four(unit, false, false, codes + at * 64, steps + at * 32); break;
-            case EIGHT_HALF:
-                is_packed = pack_eight(unit, false, may_round, codes + at * 128, steps + at * 8);
-                break;
-            case EIGHT_FINE:
-                is_packed = pack_eight(unit, true, false, codes + at * 128, steps + at * 32);
-                break;
-            case BRAIN: is_packed = pack_brains(unit, codes + at * 256); break;
+            PACKED(FOUR_HALF, pack_four(unit, true, may_round, own_codes, own_steps))
+            PACKED(FOUR_FLOAT, pack_four(unit, false, false, own_codes, own_steps))
+            PACKED(EIGHT_HALF, pack_eight(unit, false, may_round, own_codes, own_steps))
+            PACKED(EIGHT_FINE, pack_eight(unit, true, false, own_codes, own_steps))
+            PACKED(BRAIN, pack_brains(unit, own_codes))
         }
+#undef PACKED
         if (!is_packed) return false;
     }
     return true;

@@ -41,6 +41,15 @@ INLINE V held(V v) {
 INLINE void store(float* p, V v) { *(UnalignedV*)p = v; }
 INLINE V all_of(float x) { return V{} + x; }
 
+// One float in all lanes, straight from memory.
+INLINE V load_to_all(const float* p) {
+#if defined(__AVX2__) && !HAS_WIDE
+    return (V)_mm256_broadcast_ss(p);
+#else
+    return all_of(*p);
+#endif
+}
+
 INLINE V load_some(const float* p, int64_t count) {
     float lanes[LANES] = {};
     memcpy(lanes, p, size_t(count) * sizeof(float));
