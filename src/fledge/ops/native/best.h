@@ -83,7 +83,7 @@ static void best_of_part(const Matrix& matrix, const float* x, int64_t x_stride,
     for (int64_t t = 0; t < num_rows; t++) best[t] = nothing_yet();
     int64_t num_blocks = 0, column = 0, before = 0;
     for (int p = 0; p < matrix.num_pieces; p++) num_blocks += blocks_of(matrix.pieces[p]);
-    Share share = share_of(num_blocks, part, num_parts);
+    Share share = share_of_blocks(num_blocks, part, num_parts);
     for (int p = 0; p < matrix.num_pieces; p++) {
         const Piece& piece = matrix.pieces[p];
         int64_t count = blocks_of(piece);

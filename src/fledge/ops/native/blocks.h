@@ -257,7 +257,7 @@ void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Eac
     int64_t width = both.num_rows, half = width / 2, blocks = blocks_of(both.pieces[0]);
     int64_t parts = me.parts_of(blocks);
     me.work(parts, [&](int64_t part) {
-        Share share = share_of(blocks, part, parts);
+        Share share = share_of_blocks(blocks, part, parts);
         for (int p = 0; p < 2; p++)
             multiply_piece(both, both.pieces[p], p * half, work.normed, work.hidden, num_rows,
                            work.hidden_rows, width, share, near);

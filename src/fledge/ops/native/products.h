@@ -51,6 +51,13 @@ static void piece_rows(const Piece& piece, int64_t num_columns, const float* x, 
 
 INLINE int64_t blocks_of(const Piece& piece) { return (piece.num_rows + BLOCK - 1) / BLOCK; }
 
+// A part of some blocks; those that lie side by side stay together.
+INLINE Share share_of_blocks(int64_t count, int64_t part, int64_t num_parts) {
+    Share share = share_of((count + BESIDE - 1) / BESIDE, part, num_parts);
+    int64_t begin = share.begin * BESIDE, end = share.end * BESIDE;
+    return {begin < count ? begin : count, end < count ? end : count};
+}
+
 // Some blocks of one piece of x W^T + b, whose outputs begin at `column`.
 static void multiply_piece(const Matrix& matrix, const Piece& piece, int64_t column, const float* x,
                            int64_t x_stride, int64_t num_rows, float* y, int64_t y_stride,
@@ -74,7 +81,7 @@ static void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int
     for (int p = 0; p < matrix.num_pieces; p++) {
         const Piece& piece = matrix.pieces[p];
         multiply_piece(matrix, piece, column, x, x_stride, num_rows, y, y_stride,
-                       share_of(blocks_of(piece), part, num_parts), near);
+                       share_of_blocks(blocks_of(piece), part, num_parts), near);
         column += piece.num_rows;
     }
 }

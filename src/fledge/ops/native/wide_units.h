@@ -12,6 +12,7 @@
 
 #include "tiles.h"
 
+constexpr int BESIDE = 1;  // blocks whose units lie side by side
 constexpr int FEW = 8;
 constexpr int AHEAD_BYTES = 4096;
 
