@@ -145,9 +145,9 @@ class _Run:
 
     def _measure(self, jobs: Sequence[Job], task: Task) -> None:
         is_quick = all(arm.is_quick_to_open for arm in self._arms)
-        groups = (
-            [jobs] if is_quick else [list(g) for _, g in groupby(jobs, lambda job: job.arm.name)]
-        )
+        # Each repeat opens its arms anew: one that goes on has earlier prompts in its cache.
+        by_opening = groupby(jobs, lambda job: (job.arm.name, job.repeat))
+        groups = [jobs] if is_quick else [list(group) for _, group in by_opening]
         for group in groups:
             with ExitStack() as stack:
                 drivers: dict[str, Driver] = {}

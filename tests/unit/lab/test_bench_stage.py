@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,12 @@ import pytest
 
 from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
-from fledge.contracts.progress import SilentProgress
+from fledge.contracts.progress import Progress, SilentProgress
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.lab.bench import bench, jobs_of
 from fledge.lab.bench_arms import EngineChoice, UrlArm, server_arms, url_arms
 from fledge.lab.bench_journal import JOURNAL_NAME
-from fledge.lab.load_driver import BenchError
+from fledge.lab.load_driver import BenchError, Driver
 from fledge.store.manifest import BENCH, read_input
 from tests.unit.lab.scripted_server import ScriptedServer, scripted_server
 
@@ -176,6 +178,26 @@ def test_arms_take_turns(tmp_path: Path) -> None:
             device="cpu",
             progress=SilentProgress(),
         )
+
+
+def test_what_has_to_be_started_is_started_for_every_repeat(tmp_path: Path) -> None:
+    """The prompts of an earlier repeat would be in the cache of one that goes on."""
+    opened: list[str] = []
+
+    class StartedArm(UrlArm):
+        is_quick_to_open = False
+
+        @contextmanager
+        def opened(self, progress: Progress) -> Iterator[Driver]:
+            opened.append(self.name)
+            with super().opened(progress) as driver:
+                yield driver
+
+    with scripted_server() as server:
+        endpoint = Endpoint.parse(server.url)
+        arms = [StartedArm(name=name, endpoint=endpoint, settings=SETTINGS) for name in ("a", "b")]
+        bench(arms, SETTINGS, tmp_path / "o", device="cpu", progress=SilentProgress())
+    assert opened == ["b", "a", "a", "b"]
 
 
 def _engine_settings() -> Any:
