@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fledge.cli.progress import terminal_progress
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import RequestError
 from fledge.contracts.recipe import load_recipe
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.dialogue import Dialogue, Reply
 from fledge.data.regenerate.stage import regenerate
 from fledge.data.regenerate.worklist import Worklist

@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 
 from fledge.contracts.conversation import Conversation, Origin
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.provenance import collect
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.stage import regenerate
 from fledge.data.regenerate.url_answerer import UrlAnswerer

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.conversation import Conversation, Origin
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.provenance import collect
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.settings import EngineSettings
 from fledge.data.regenerate.in_process import EngineAnswerer
 from fledge.data.regenerate.stage import regenerate

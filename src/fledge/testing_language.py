@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.contracts.conversation import Conversation, Origin
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.settings import EngineSettings
 from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.data import tokenize_stage

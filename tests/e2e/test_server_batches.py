@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.batch_answerer import BatchAnswerer, Polling
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.stage import regenerate

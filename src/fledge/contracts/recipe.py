@@ -7,7 +7,8 @@ from typing import Any
 
 from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.capture_settings import CaptureSettings
-from fledge.contracts.data_settings import PrepareSettings, RegenerateSettings
+from fledge.contracts.data_settings import PrepareSettings
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.run_settings import RunSettings
 from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.server_settings import ServeSettings

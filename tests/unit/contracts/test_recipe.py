@@ -13,12 +13,12 @@ from fledge.contracts.data_settings import (
     DuplicateSettings,
     PrepareSettings,
     PrivacySettings,
-    RegenerateSettings,
     SelfSettings,
     SourceSettings,
 )
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import DEFAULT_TARGET, Recipe, load_recipe
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.tokenize_settings import TokenizeSettings
 from fledge.contracts.toml_settings import read_settings, to_plain

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fledge.contracts.conversation import Conversation, Message, Origin
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import Progress, SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.endpoint import Endpoint
 from fledge.data.regenerate.failures import Backoff
 from fledge.data.regenerate.stage import regenerate

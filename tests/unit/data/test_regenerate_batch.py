@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError, FetchError
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.batch_answerer import BatchAnswerer, Polling
 from fledge.data.regenerate.batch_files import FileLimits
 from fledge.data.regenerate.endpoint import Endpoint

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fledge.contracts.conversation import Conversation, Message
-from fledge.contracts.data_settings import RegenerateSettings
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.dialogue import Dialogue, Dropped, Question, Reply
 from tests.unit.data.regenerate_support import TOOLS, call, row, say, simple_rows
 

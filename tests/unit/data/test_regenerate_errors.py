@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import (
     ArtifactError,
     CapacityError,
@@ -20,6 +19,7 @@ from fledge.contracts.errors import (
     RequestError,
 )
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.chat_api import read_reply
 from fledge.data.regenerate.endpoint import Endpoint, read_api_key
 from fledge.data.regenerate.failures import Backoff, BadDocument, explain_status, retry_after_s

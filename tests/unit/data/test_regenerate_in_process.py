@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings
 from fledge.data.regenerate.in_process import EngineAnswerer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ArtifactError, CapacityError
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.input_rows import InputRows
 from fledge.data.regenerate.dialogue import Reply
 from fledge.data.regenerate.journal import NOWHERE, Journal, read_entries

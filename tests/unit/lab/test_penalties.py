@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fledge.contracts.bench_settings import BenchSettings
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.progress import SilentProgress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.select_settings import SelectSettings
 from fledge.contracts.settings import EngineSettings

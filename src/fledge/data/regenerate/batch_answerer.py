@@ -14,9 +14,9 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError, FetchError
 from fledge.contracts.progress import Progress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.batch_api import (
     Batch,
     BatchResult,

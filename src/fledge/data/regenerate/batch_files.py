@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ArtifactError
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.chat_api import body_of, route_of
 from fledge.data.regenerate.failures import Refused
 from fledge.data.regenerate.worklist import Worklist

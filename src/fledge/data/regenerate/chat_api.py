@@ -3,7 +3,7 @@
 from typing import Any
 
 from fledge.contracts.conversation import AnswerFinish, Message
-from fledge.contracts.data_settings import RegenerateSettings
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.dialogue import Question, Reply
 from fledge.data.regenerate.failures import BadDocument, Refused
 

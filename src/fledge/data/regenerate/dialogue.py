@@ -28,7 +28,7 @@ from fledge.contracts.conversation import (
     Message,
     split_copy_id,
 )
-from fledge.contracts.data_settings import RegenerateSettings
+from fledge.contracts.regenerate_settings import RegenerateSettings
 
 _SEED_BITS = 31
 """Every server takes seeds of this size."""

@@ -10,8 +10,8 @@ the target said, whatever the text leaves out.
 
 from typing import Any
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError, RequestError
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.sampling import SamplingParams
 from fledge.data.regenerate.chat_api import raw_prompt
 from fledge.data.regenerate.dialogue import Dialogue, Question, Reply

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.contracts.toml_settings import to_plain
 from fledge.data.card_parts import add_answers
 from fledge.data.input_rows import InputRows

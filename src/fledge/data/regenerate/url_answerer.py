@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import ConfigError, FetchError
 from fledge.contracts.progress import Progress
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.regenerate.batch_files import open_batches
 from fledge.data.regenerate.calls import Caller, CallLimits
 from fledge.data.regenerate.chat_api import body_of, read_reply, route_of

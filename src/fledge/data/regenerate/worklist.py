@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fledge.contracts.data_settings import RegenerateSettings
 from fledge.contracts.errors import FetchError, RequestError
 from fledge.contracts.progress import Task
+from fledge.contracts.regenerate_settings import RegenerateSettings
 from fledge.data.input_rows import InputRows
 from fledge.data.regenerate.dialogue import Dialogue, Reply
 from fledge.data.regenerate.journal import NOWHERE, Entry, Journal
