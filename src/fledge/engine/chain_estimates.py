@@ -91,7 +91,15 @@ class Speed:
 class Trust:
     """How often chains are right that are given some probability, newer ones counting most."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_modest: bool = False) -> None:
+        """`is_modest` says that more of them are right than the probability has it.
+
+        So are those of a head before a greedy target, who says its best token each time and not
+        only as often as it is likely. What is believed at first decides what is verified, and only
+        that is learned from.
+        """
+        middles = [(place + 0.5) / _NUM_BINS for place in range(_NUM_BINS)]
+        self._believed = [1.0 - (1.0 - one) ** 2 if is_modest else one for one in middles]
         self._offered = [0.0] * _NUM_BINS
         self._accepted = [0.0] * _NUM_BINS
 
@@ -108,9 +116,10 @@ class Trust:
 
     def shares(self) -> list[float]:
         """The share that was right, from improbable to probable; what was not seen is believed."""
+        seen = zip(self._accepted, self._offered, self._believed, strict=True)
         return [
-            (right + _BELIEVED * (place + 0.5) / _NUM_BINS) / (seen + _BELIEVED)
-            for place, (right, seen) in enumerate(zip(self._accepted, self._offered, strict=True))
+            (right + _BELIEVED * believed) / (offered + _BELIEVED)
+            for right, offered, believed in seen
         ]
 
     def least_for(self, share: float) -> float:

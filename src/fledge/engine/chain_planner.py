@@ -78,7 +78,7 @@ class AdaptiveChains:
         self._saved_s = 0.0
         self._since_plain = 0
         self._fresh_left = 0
-        self._trust, self._trust_in_copies = Trust(), Trust()
+        self._trust, self._trust_in_copies = Trust(is_modest=True), Trust()
         self._num_drafting = self._num_plain = 0
 
     def begin(self) -> None:

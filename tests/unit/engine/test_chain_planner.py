@@ -5,7 +5,7 @@ import random
 import pytest
 
 from fledge.contracts.settings import TreeSettings
-from fledge.engine.chain_estimates import ChainOutcome
+from fledge.engine.chain_estimates import ChainOutcome, Trust
 from fledge.engine.chain_planner import (
     AdaptiveChains,
     FixedChains,
@@ -91,6 +91,15 @@ def test_a_head_that_doubts_itself_is_believed_when_it_is_right() -> None:
     machine = Machine(0.5, right=0.9)
     machine.run(1000)
     assert machine.speed_up > 1.6
+
+
+def test_a_modest_head_is_believed_from_the_start() -> None:
+    # Where a row takes 0.4 of what a token takes, drafts of 0.3 are verified, and so learned of.
+    modest, exact = Trust(is_modest=True), Trust()
+    assert modest.least_for(0.4) < 0.3 < exact.least_for(0.4)
+    for trust in (modest, exact):
+        trust.add([ChainOutcome((0.25,), 0)] * 60)
+        assert trust.shares()[2] < 0.05
 
 
 def test_drafting_begins_again_when_it_pays() -> None:
