@@ -205,14 +205,20 @@ def test_the_target_writes_prompts(run: RunProgram, tmp_path: Path) -> None:
     recipe = tmp_path / "own.toml"
     recipe.write_text(
         f'target = "{target_dir}"\n[[prepare.sources]]\nname = "own"\npath = "self"\n'
-        'licence = "MIT"\n[prepare.self_prompts]\nrows = 6\nmax_tokens = 64\n'
+        'licence = "MIT"\n[[prepare.sources]]\nname = "more"\npath = "self"\nlicence = "MIT"\n'
+        'self_prompts = { rows = 4, topics = ["rain"] }\n'
+        "[prepare.self_prompts]\nrows = 6\nmax_tokens = 64\n"
         "[prepare.duplicates]\nnear = false\n"
     )
     plan = run("prepare", recipe, "--out", tmp_path / "out", "--plan")
     assert "and what the target needs to write prompts" in plan.stdout
+    assert "own (MIT): 6 rows" in plan.stdout
+    assert "more (MIT): 4 rows" in plan.stdout
     outcome = run("prepare", recipe, "--out", tmp_path / "out", "--json")
     assert outcome.exit_code == 0, outcome.stderr
-    assert json.loads(outcome.stdout)["sources"]["own"]["out"] > 0
+    counts = json.loads(outcome.stdout)["sources"]
+    assert counts["own"]["out"] > 0
+    assert counts["more"]["read"] == 4
     rows = list(read_rows(tmp_path / "out"))
     assert {row.origin.file for row in rows} == {"self"}
     assert not (tmp_path / "out" / stage.WORK_NAME).exists()

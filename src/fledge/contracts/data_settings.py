@@ -2,10 +2,11 @@
 
 import difflib
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from fledge.contracts.errors import ConfigError
+from fledge.contracts.toml_settings import read_settings
 
 BadRows = Literal["skip", "stop"]
 PrivacyAction = Literal["replace", "drop", "keep"]
@@ -44,6 +45,29 @@ def check_penalty(value: float | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfSettings:
+    """Prompts that the target writes itself, for sources with `path = "self"`."""
+
+    rows: int = 1000
+    temperature: float = 1.0
+    top_p: float = 0.9
+    """Small targets write nonsense when they may choose any token."""
+
+    max_tokens: int = 256
+    system_prompts: tuple[str, ...] = ()
+    """Empty takes the built-in list; so do topics and languages."""
+
+    topics: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range("rows", self.rows, 1)
+        check_range("temperature", self.temperature, 0.1, 5.0)
+        check_range("top_p", self.top_p, 0.01, 1)
+        check_range("max_tokens", self.max_tokens, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
     """One source of conversations."""
 
@@ -64,6 +88,9 @@ class SourceSettings:
     variants: int = 0
     """In place of each row so many variants of it, with other numbers and first names; 0 takes the
     row itself."""
+
+    self_prompts: dict[str, Any] = field(default_factory=dict)
+    """Single settings that are others for this source than in `prepare.self_prompts`."""
 
     @property
     def is_self(self) -> bool:
@@ -86,6 +113,17 @@ class SourceSettings:
         check_range(f"weight of source {self.name}", self.weight, 0, 1_000_000)
         check_range(f"max_rows of source {self.name}", self.max_rows, 0)
         check_range(f"variants of source {self.name}", self.variants, 0, 1000)
+        if self.self_prompts and not self.is_self:
+            raise ConfigError(
+                f"source {self.name} has self_prompts and the path {', '.join(self.path)}, where "
+                f"nobody writes any; leave them out, or make the path {SELF!r}."
+            )
+        self.self_settings(SelfSettings())  # what cannot be read is told at once
+
+    def self_settings(self, common: SelfSettings) -> SelfSettings:
+        """How its prompts are written: as those of all `self` sources but for its own settings."""
+        own = read_settings(SelfSettings, self.self_prompts, where=f"{self.name}.self_prompts")
+        return replace(common, **{name: getattr(own, name) for name in self.self_prompts})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,29 +183,6 @@ class DecontaminateSettings:
 
     def __post_init__(self) -> None:
         check_range("ngram", self.ngram, 3, 100)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelfSettings:
-    """Prompts that the target writes itself, for sources with `path = "self"`."""
-
-    rows: int = 1000
-    temperature: float = 1.0
-    top_p: float = 0.9
-    """Small targets write nonsense when they may choose any token."""
-
-    max_tokens: int = 256
-    system_prompts: tuple[str, ...] = ()
-    """Empty takes the built-in list; so do topics and languages."""
-
-    topics: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_range("rows", self.rows, 1)
-        check_range("temperature", self.temperature, 0.1, 5.0)
-        check_range("top_p", self.top_p, 0.01, 1)
-        check_range("max_tokens", self.max_tokens, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,8 @@ class FilterPass:
                 "to write them."
             )
         settings = self._settings
-        rows = self._self_prompts(source, settings.self_prompts, settings.seed)
+        asked = source.self_settings(settings.self_prompts)
+        rows = self._self_prompts(source, asked, settings.seed)
         return SelfReader(rows, skip_rows)
 
 

@@ -71,7 +71,7 @@ def prepare(
     inputs = check_inputs(resolved, progress)
     plan = Plan(
         kind=KIND,
-        settings=to_plain(settings),
+        settings=_decisive(settings),
         parents=inputs.fingerprints,
         identity={} if writer is None else {"target": writer},
     )
@@ -91,6 +91,16 @@ def prepare(
             _finish(stage, settings, tallies, index, progress)
         shutil.rmtree(work, ignore_errors=True)
         return stage.manifest
+
+
+def _decisive(settings: PrepareSettings) -> dict[str, Any]:
+    """The settings as the plan has them. Sources without self prompts of their own are as they were
+    before there were any, so that work begun then goes on."""
+    plain: dict[str, Any] = to_plain(settings)
+    for source in plain["sources"]:
+        if not source["self_prompts"]:
+            del source["self_prompts"]
+    return plain
 
 
 def _choose_workers(num_bytes: int) -> int:

@@ -192,7 +192,7 @@ def _read_sample(reader: SourceReader, examiner: Examiner, index: DuplicateIndex
 
 
 def _estimate_self(settings: PrepareSettings, source: SourceSettings) -> SourceEstimate:
-    rows = settings.self_prompts.rows
+    rows = source.self_settings(settings.self_prompts).rows
     return SourceEstimate(
         name=source.name,
         licence=source.licence,

@@ -153,6 +153,22 @@ def test_a_recipe_without_sources(recipe_file: Path) -> None:
         ({"path": ("self", "x")}, "source a mixes 'self' with other paths; make two sources"),
         ({"licence": " "}, "source a declares no licence; write what its owner states."),
         ({"max_rows": -1}, "max_rows of source a is -1; it must be at least 0."),
+        (
+            {"self_prompts": {"rows": 5}},
+            "source a has self_prompts and the path a.jsonl, where nobody writes any; leave them",
+        ),
+        (
+            {"path": ("self",), "self_prompts": {"row": 5}},
+            "a.self_prompts has no setting `row`; did you mean `rows`?",
+        ),
+        (
+            {"path": ("self",), "self_prompts": {"topics": [5]}},
+            "a.self_prompts.topics[0] is 5; it must be a text.",
+        ),
+        (
+            {"path": ("self",), "self_prompts": {"rows": 0}},
+            "in a.self_prompts: rows is 0; it must be at least 1.",
+        ),
     ],
 )
 def test_mistakes_in_a_source(changes: dict[str, Any], message: str) -> None:
@@ -165,6 +181,19 @@ def test_a_blend_needs_a_source_with_weight() -> None:
     PrepareSettings(sources=(source(weight=0.0),))
     with pytest.raises(ConfigError, match="every source has weight 0"):
         PrepareSettings(sources=(source(weight=0.0),), rows=5)
+
+
+def test_a_source_changes_single_settings_of_self_prompts() -> None:
+    common = SelfSettings(rows=7, max_tokens=99, languages=("English",))
+    assert source(path=("self",)).self_settings(common) == common
+    own = source(path=("self",), self_prompts={"rows": 5, "temperature": 1, "topics": ["x", "y"]})
+    assert own.self_settings(common) == SelfSettings(
+        rows=5, temperature=1.0, max_tokens=99, topics=("x", "y"), languages=("English",)
+    )
+    built_in = source(path=("self",), self_prompts={"languages": []})
+    assert built_in.self_settings(common) == SelfSettings(rows=7, max_tokens=99)
+    recipe = Recipe(prepare=PrepareSettings(sources=(own,)))
+    assert read_settings(Recipe, to_plain(recipe), where="") == recipe
 
 
 def test_only_self_is_self() -> None:

@@ -26,6 +26,7 @@ from fledge.contracts.progress import SilentProgress
 from fledge.data import inputs
 from fledge.data.card import ROW_COUNTS
 from fledge.data.prepare import prepare
+from fledge.data.prepare_estimate import estimate_prepare
 from fledge.data.self_filter import DiversityMeter, SelfPromptReport
 from fledge.data.sources.places import SourceFile
 from fledge.store.manifest import Manifest, read_manifest
@@ -300,6 +301,28 @@ def test_prompts_of_the_target_are_a_source_like_others(
     assert_counts_add_up(card, 89)
     with pytest.raises(ConfigError, match="source own takes its prompts from the target"):
         run(mixed, base, tmp_path / "none")
+
+
+def test_a_source_may_have_self_prompts_of_its_own(
+    sources: tuple[PrepareSettings, Path], tmp_path: Path
+) -> None:
+    settings, base = sources
+    own = SourceSettings(name="own", path=("self",), licence="Apache-2.0")
+    code = replace(own, name="own-code", self_prompts={"rows": 30, "topics": ["sorting"]})
+    both = replace(settings, sources=(own, code), self_prompts=SelfSettings(rows=40))
+    estimate = estimate_prepare(both, tmp_path, base=base, progress=SilentProgress())
+    assert [one.rows for one in estimate.sources] == [40, 30]
+    prompts = OwnPrompts()
+    manifest = run(both, base, tmp_path / "out", self_prompts=prompts)
+    assert prompts.calls == [("own", 40, 0), ("own-code", 30, 0)]
+    # A source without any has the plan that it had before there were any.
+    planned = manifest.plan.settings["sources"]
+    before = {"name", "path", "licence", "format", "weight", "max_rows", "variants"}
+    assert set(planned[0]) == before
+    assert planned[1]["self_prompts"] == {"rows": 30, "topics": ["sorting"]}
+    other = replace(code, self_prompts={"rows": 30, "topics": ["searching"]})
+    with pytest.raises(MismatchError, match=r"sources\[1\].self_prompts.topics\[0\] = 'sorting'"):
+        run(replace(both, sources=(own, other)), base, tmp_path / "out", self_prompts=prompts)
 
 
 def test_a_directory_of_other_work_is_refused(
