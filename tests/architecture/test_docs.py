@@ -54,7 +54,11 @@ def test_verbs_and_options_exist(page: Path) -> None:
     for verb, rest in commands(page):
         assert verb in VERBS, f"{page.name} mentions `fledge {verb}`"
         verb_command = get_command(app).commands[verb]
-        known = {name for parameter in verb_command.params for name in parameter.opts}
+        known = {
+            name
+            for parameter in verb_command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         typed = set(re.findall(r"(?<!\S)--[a-z-]+", re.sub(r'"[^"]*"', "", rest)))
         assert typed <= known | {"--help", "--debug"}, f"{page.name}: fledge {verb}{rest}"
 
