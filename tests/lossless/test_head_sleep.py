@@ -6,9 +6,13 @@ those who join that are not those of a head that has read all of it.
 """
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
@@ -185,6 +189,53 @@ def test_asleep_cycles_are_those_of_an_engine_without_a_head(
     plain = Engine(target, settings=EngineSettings(graphs="off"))
     asked = [[CIRCLE[start]] * 5 for start in range(3)]
     assert token_ids(answers) == token_ids(plain.generate(asked, params(50)))
+
+
+class Operations(TorchDispatchMode):
+    """What a device would be asked for: operations, and how large what they write is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            tensors = [one for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
+            sizes = tuple((tuple(one.shape), one.stride()) for one in tensors)
+            self.seen.append((str(func), sizes))
+        return made
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_asleep_cycles_ask_for_what_an_engine_without_a_head_does(
+    forced: Pair, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """Operation for operation: tables without room for drafts, no features, and prompts alike."""
+    target, head = forced
+    sleepy, controller = restless(target, head, shape, cache_tokens=600)
+    plain = Engine(target, settings=replace(sleepy.settings, controller="fixed"))
+    assert sleepy._cache.max_tokens > plain._cache.max_tokens, "drafts need room of their own"
+    controller.is_asleep = True
+    found = []
+    for engine in (sleepy, plain):
+        engine.generate([[CIRCLE[0]] * 5], params(4))  # tables and constants are made once
+        operations = Operations()
+
+        def recorded(work: Any, operations: Operations = operations) -> Any:
+            def run(*arguments: Any, **options: Any) -> Any:
+                with operations:
+                    return work(*arguments, **options)
+
+            return run
+
+        steady = engine._cycle.ahead.steady
+        monkeypatch.setattr(steady._runs._cycle, "verify", recorded(steady._runs._cycle.verify))
+        monkeypatch.setattr(steady._reader, "_run", recorded(steady._reader._run))
+        engine.generate([[CIRCLE[start]] * 5 for start in range(3)], params(6))
+        found.append(operations.seen)
+    assert len(found[0]) > 100
+    assert found[0] == found[1]
 
 
 def test_a_graph_without_features_is_captured_when_keeping_them_has_cost_as_much(

@@ -10,7 +10,19 @@ import torch
 
 from fledge.engine.blocks import NOT_THERE
 from fledge.engine.sequence import Sequence
+from fledge.ops.paged import BlockTables
 from fledge.ops.staging import send
+
+
+def without_drafts(tables: BlockTables, context_len: int) -> BlockTables:
+    """Tables for passes in which nobody has drafts, and nobody needs room behind the context.
+
+    They are as wide as those of an engine without a head, and so are the kernels that read them.
+    """
+    width = -(-context_len // tables.block_size)
+    return BlockTables(
+        tables.block_size, {window: table[:, :width] for window, table in tables.by_window.items()}
+    )
 
 
 class BlockRows:

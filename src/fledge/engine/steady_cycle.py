@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.accepted import compact_accepted
+from fledge.engine.block_rows import without_drafts
 from fledge.engine.cache import PagedCache
 from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.drafter import Drafter, NoDrafter
@@ -77,6 +78,7 @@ class SteadyCycle:
         """
         tables, last_position = self._cache.all_tables, self._target.context_len - 1
         if trees is None:
+            tables = without_drafts(tables, self._target.context_len)
             packed = make_root_pass(batch.ends, tables, last_position)
             rows_BN, verified = packed.starts_B[:, None], root_only(packed.token_ids_T)
         else:

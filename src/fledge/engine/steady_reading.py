@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.engine.block_rows import without_drafts
 from fledge.engine.cache import PagedCache
 from fledge.engine.drafter import Drafter
 from fledge.engine.graphs import Graphs
@@ -106,6 +107,8 @@ class SteadyReader:
         self._graphs, self._num_levels = graphs, num_levels
         self.sizes, self._max_requests = pass_sizes(max_tokens), max_requests
         self._readings: dict[tuple[int, int], Reading] = {}
+        self._tables = without_drafts(cache.all_tables, target.context_len)
+        self._most_each = min(cache.max_tokens, target.context_len)
         self._row_s = 0.0
         """What a row of a long pass takes; 0 while none was timed."""
 
@@ -130,7 +133,7 @@ class SteadyReader:
         is_bare = ready[0] if ready else not is_told
         is_exact = self._is_long(num_tokens, num_rows, is_ready=bool(ready))
         # There may be no places for so many that only fill.
-        is_exact = is_exact or num_rows - num_tokens > num_nobody * self._cache.max_tokens
+        is_exact = is_exact or num_rows - num_tokens > num_nobody * self._most_each
         if is_exact:
             num_rows = num_tokens
         reading = self._reading(num_rows, num_prompts, is_kept=not is_exact)
@@ -186,7 +189,7 @@ class SteadyReader:
     ) -> None:
         """A pass over nobody's prompts, so that one of this size is captured when it comes."""
         num_prompts = self._most_prompts(num_rows)
-        if num_prompts and num_rows <= (num_prompts + 1) * self._cache.max_tokens:
+        if num_prompts and num_rows <= (num_prompts + 1) * self._most_each:
             reading = self._reading(num_rows, num_prompts, is_kept=True)
             self._fill(reading, [], [])
             passed = self._run_captured(reading, filters, is_bare=not is_told)
@@ -255,7 +258,7 @@ class SteadyReader:
             context_B=context_B,
             trees=None,
             num_rows=reading.num_rows,
-            tables=self._cache.all_tables[batch.rows_B],
+            tables=self._tables[batch.rows_B],
             num_short=0,
             last_position=self._target.context_len - 1,
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fledge.ops.root_pass import Ends, RootRows
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_blocks", "last_position"])
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "row_stride", "last_position"])
 def _root_kernel(
     place_rows_ptr,
     lens_ptr,
@@ -29,6 +29,7 @@ def _root_kernel(
     table_ptr,
     num_requests,
     num_blocks,
+    row_stride,
     last_position,
     PAGE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -36,7 +37,7 @@ def _root_kernel(
     """A part of a request's table; the first program of a request finds its row as well."""
     request, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row_ptr = copy_part(
-        place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, COLUMNS
+        place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, row_stride, COLUMNS
     )
     if part == 0:
         number = tl.load(lens_ptr + request) - 1
@@ -65,6 +66,7 @@ def find_roots(ends: "Ends", table_RP: Tensor, block_size: int, last_position: i
         *found,
         num_requests,
         num_blocks,
+        table_RP.stride(0),
         last_position,
         PAGE=block_size,
         COLUMNS=columns,

@@ -21,10 +21,17 @@ def parts(num_requests: int, table_RP: Tensor) -> tuple[tuple[int, int], int]:
 
 @triton.jit
 def copy_part(
-    place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, COLUMNS: tl.constexpr
+    place_rows_ptr,
+    all_tables_ptr,
+    table_ptr,
+    request,
+    part,
+    num_blocks,
+    row_stride,
+    COLUMNS: tl.constexpr,
 ):
     """Copies a part of a request's row to where the pass reads it; returns where the row begins."""
-    row_ptr = all_tables_ptr + tl.load(place_rows_ptr + request) * num_blocks
+    row_ptr = all_tables_ptr + tl.load(place_rows_ptr + request) * row_stride
     columns = part * COLUMNS + tl.arange(0, COLUMNS)
     is_there = columns < num_blocks
     blocks = tl.load(row_ptr + columns, mask=is_there, other=0)

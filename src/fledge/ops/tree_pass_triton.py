@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from fledge.ops.tree_pass import TreeRowsFound
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_nodes", "last", "num_blocks", "last_position"])
+@triton.jit(
+    do_not_specialize=[
+        "num_requests",
+        "num_nodes",
+        "last",
+        "num_blocks",
+        "row_stride",
+        "last_position",
+    ]
+)
 def _tree_kernel(
     place_rows_ptr,
     lens_ptr,
@@ -43,6 +52,7 @@ def _tree_kernel(
     num_nodes,
     last,
     num_blocks,
+    row_stride,
     last_position,
     PAGE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -53,7 +63,7 @@ def _tree_kernel(
     """A part of a request's table; the first program of a request lays out its tree as well."""
     request, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row_ptr = copy_part(
-        place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, COLUMNS
+        place_rows_ptr, all_tables_ptr, table_ptr, request, part, num_blocks, row_stride, COLUMNS
     )
     if part == 0:
         nodes_N, others = tl.arange(0, NODES), tl.arange(0, REQUESTS)
@@ -127,6 +137,7 @@ def lay_out(
         num_nodes,
         num_rows - 1,
         num_blocks,
+        table_RP.stride(0),
         last_position,
         PAGE=block_size,
         COLUMNS=columns,

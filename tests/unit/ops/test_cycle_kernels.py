@@ -47,6 +47,21 @@ def test_rows_of_newest_tokens(size: int, num_lines: int) -> None:
     assert (fused.num_short, fused.num_tokens) == (plain.num_short, plain.num_tokens)
 
 
+def test_rows_of_tables_that_are_narrower_than_their_memory() -> None:
+    ends, tables = some_ends(5, 2, CPU)
+    width = int(ends.lens_B.max() - 1) // tables.block_size + 1
+    table_RP = torch.nn.functional.pad(tables.by_window[None], (0, 3), value=-1)[:, :width]
+    narrow, found = BlockTables(tables.block_size, {None: table_RP}), []
+    for choice in ("triton", "plain"):
+        with choose_kernels(choice):
+            found.append(make_root_pass(ends, narrow, LAST_POSITION))
+    fused, plain = found
+    assert fused.write_slots_T is not None, "the kernel was not asked"
+    assert fused.tables.by_window[None].stride() == (width, 1)
+    for ours, expected in zip(parts_of(fused, None), parts_of(plain, None), strict=True):
+        assert torch.equal(ours, expected)
+
+
 def test_tables_of_several_windows_are_left_to_plain_operations() -> None:
     ends, tables = some_ends(3, 2, CPU)
     table_RP = tables.by_window[None]
