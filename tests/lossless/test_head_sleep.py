@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge.engine import exams
 from fledge.engine.draft_plan import PLAIN, DraftPlan, Load
 from fledge.engine.fixed_controller import FixedController
 from fledge.engine.graphs import Graphs
@@ -97,6 +98,7 @@ def test_whatever_the_head_does(
 ) -> None:
     target, head = forced
     chance = random.Random(seed)
+    monkeypatch.setattr(exams, "NUM_EXAMINED", 1 + seed % 2)
     engine, controller = restless(target, head, shape, block_size=4, cache_tokens=600)
     if is_captured:
         capturing(engine, monkeypatch)
@@ -205,6 +207,45 @@ class Operations(TorchDispatchMode):
             sizes = tuple((tuple(one.shape), one.stride()) for one in tensors)
             self.seen.append((str(func), sizes))
         return made
+
+
+@pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "launched"])
+def test_an_exam_is_about_few_of_those_who_come(
+    forced: Pair, monkeypatch: pytest.MonkeyPatch, is_captured: bool
+) -> None:
+    """The others keep what they share with those before them, and go on without drafts."""
+    target, head = forced
+    engine, controller = restless(target, head, max_requests=8, block_size=4)
+    if is_captured:
+        capturing(engine, monkeypatch)
+        engine.capture_ahead(budget_s=300.0)
+    spoil(engine)
+    controller.is_asleep, known = True, [[CIRCLE[start]] * 9 for start in range(8)]
+    engine.generate(known, params(1))
+    controller.is_asleep, controller.is_exam = False, True
+    bare = engine._cycle.ahead.steady.bare
+    num_told, num_bare = bare.num_told, bare.num_bare
+    short, *came = (
+        engine.add(engine.make_request([*asked, CIRCLE[9]], params(40 if i else 1)))
+        for i, asked in enumerate(known)
+    )
+    while not all(seq.output_ids for seq in came):
+        engine.step()
+    examined = [seq for seq in came if not seq.lacks_features]
+    assert len(examined) == 4
+    assert short.completion().stats.num_prompt_reused, "nobody is drafted for who says one token"
+    assert bare.num_bare - num_bare <= 4 * 3, "the end of their prompts"
+    assert bare.num_told - num_told <= 4 * 10 + 8 * 4, "whole prompts, and a few cycles"
+    while engine.has_work:
+        engine.step()
+    plain = Engine(target, settings=EngineSettings(graphs="off"))
+    for seq in came:
+        asked = list(seq.request.prompt_token_ids)
+        assert seq.output_ids == token_ids(plain.generate([asked], seq.request.params))[0]
+        stats = seq.completion().stats
+        assert (stats.accept_length > 2) is (seq in examined)
+        assert (stats.num_prompt_reused == 0) is (seq in examined)
+    engine.check_integrity()
 
 
 @pytest.mark.parametrize("shape", TREES)

@@ -16,6 +16,7 @@ from fledge.engine.commits import commit
 from fledge.engine.cycle_end import CycleEnd
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.drafter import Drafter
+from fledge.engine.exams import Exams
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.plan_choice import PlanChoice
 from fledge.engine.scheduler import Scheduler, StepPlan
@@ -33,9 +34,6 @@ lets others come along, and a pass over one costs nearly what one over several d
 
 _MANY_PROMPTS = 8
 """One in so many of the most requests there may be is worth a pass at once."""
-
-_MOST_USED = 0.8
-"""Of the memory, where a head that sleeps may be examined: drafts need room for everybody."""
 
 
 class CycleAhead:
@@ -57,6 +55,7 @@ class CycleAhead:
         self._cache, self._scheduler = cache, scheduler
         self._drafter, self._verifier, self._steady = drafter, verifier, steady
         self._choice, self._end, self._settings = choice, end, settings
+        self._exams = Exams(cache, scheduler, steady, choice)
         self._waits_for_cycles = waits_for_cycles
         self._beside_due = self._prompts_due = 0.0
         """When requests that need the host, and few prompts, have their next turn."""
@@ -75,10 +74,8 @@ class CycleAhead:
         return self._steady
 
     def meets_requests(self) -> None:
-        """Requests may start: whether the head is told of them, and needs all that is before."""
-        if self._scheduler.num_startable:
-            has_room = self._cache.usage < _MOST_USED
-            self._cache.known.needs_features = self._choice.meets_requests(has_room=has_room)
+        """Requests may start; whom of them the head is told of."""
+        self._exams.meet_requests()
 
     def begins(self, plan: StepPlan, draft_plan: DraftPlan, load: Load) -> bool:
         """Start with what was planned for an ordinary cycle, if any of it can run ahead."""

@@ -18,14 +18,17 @@ from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.outlook import Planner
 
 SHARE = 0.003
-"""Of all time, what exams may cost on average."""
+"""Of all time, what exams may cost on average at first; half of that after each one in vain."""
+_MOST_HALVINGS = 3
 _HOPELESS = 0.5
 """Of what drafts cost, what they bring at most where a head is of no use."""
 _ENOUGH_TREES, _WINDOW_TREES = 8, 128
 """To be judged before a head may sleep, and after which the older ones count half."""
 _DOUBT = 0.5
 """Trees that are taken to have been right, however few were seen."""
-_FIRST_TREES, _MOST_TREES = 4, 12
+NUM_EXAMINED = 4
+"""Requests that an exam tells the head of: a single cycle has the trees that come first."""
+_FIRST_TREES, _MOST_TREES = NUM_EXAMINED, 12
 """Of an exam: where the first are refused it is over, and after so many it is decided."""
 _FEW_RIGHT = 2
 _FIRST_COST = 4.0
@@ -51,6 +54,9 @@ class HeadSleep:
         self._num_asked = self._num_turns = 0
         self._cycle_s = self._saved_s = self._spent_s = 0.0
         self._likely_cost_s: float | None = None
+        self._num_in_vain = 0
+        """Exams since the head was awake."""
+
         self.num_sleeps = self.num_exams = 0
 
     @property
@@ -67,6 +73,7 @@ class HeadSleep:
             return
         if self._num_right + _DOUBT < self._least_right(load):
             self.num_sleeps += 1
+            self._num_in_vain = 0
             self._state = "asleep"
 
     def _least_right(self, load: Load) -> float:
@@ -119,7 +126,7 @@ class HeadSleep:
         """A cycle has ended."""
         self._cycle_s += (_RATE if self._cycle_s else 1.0) * (report.cycle_s - self._cycle_s)
         if self._state == "asleep":
-            self._saved_s += SHARE * report.cycle_s
+            self._saved_s += SHARE * report.cycle_s / 2 ** min(self._num_in_vain, _MOST_HALVINGS)
             return
         if report.reached_D and not report.plan.is_plain:
             self._num_judged += report.reached_D[0]
@@ -155,6 +162,7 @@ class HeadSleep:
         self._state, self._num_judged, self._num_right = state, 0.0, 0.0
         self._saved_s -= self._spent_s
         self._likely_cost_s = self._spent_s
+        self._num_in_vain += 1
 
     def state(self) -> dict[str, object]:
         return {

@@ -24,11 +24,15 @@ class KnownPrefixes:
         self.needs_features = False
         """Whether requests that come are to be drafted for: what lacks features is of no use."""
 
+        self.examined: frozenset[Sequence] | None = None
+        """In an exam of the head, those of them that are."""
+
     def match(self, seq: Sequence) -> PrefixMatch:
         """What is known of a request's tokens."""
         # The last token is always read: its logits choose the next one.
         limit = len(seq.token_ids) - 1
-        return self.tree.match(seq.token_ids, limit, needs_features=self.needs_features)
+        is_told = self.needs_features and (self.examined is None or seq in self.examined)
+        return self.tree.match(seq.token_ids, limit, needs_features=is_told)
 
     def num_shared(self, seq: Sequence) -> int:
         """Tokens of a waiting request in blocks that running ones hold, of every kind."""

@@ -6,6 +6,7 @@ important request (lowest priority, latest arrival) gives up its own and reads i
 later; what it had said stays said.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -65,6 +66,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        """Requests that have not started, or have to start again."""
+        return self._queue
 
     @property
     def has_work(self) -> bool:

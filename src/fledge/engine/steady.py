@@ -252,8 +252,8 @@ class Steady:
 
     def read(self, chunks: Many[Chunk]) -> None:
         """Ask the device for a pass over parts of prompts; those read to their end join."""
-        is_told = not self.bare.is_wanted
-        with_head = self._is_drafting and is_told
+        chunks, num_told = self.bare.sort_out(chunks)
+        with_head = self._is_drafting and num_told > 0
         self._begun = None  # where no cycle was begun with: the next one is not to pay for this
         if with_head:
             # Kept prefixes may come without the head's entries.
@@ -262,13 +262,12 @@ class Steady:
         clock.tick()
         drafted = [with_head and seq.may_have_drafts for seq, _ in chunks]
         asked = time.perf_counter()
-        batch, passed = self._reader.read(chunks, drafted, is_told=is_told)
+        batch, passed = self._reader.read(chunks, drafted, num_told=num_told)
         asking_s = time.perf_counter() - asked
         facts_XB = receive(batch.facts_XB[: FIRST_TOKEN + 1])
         clock.tick()
         self._reader.tell_head(passed, with_entries=with_head)  # no first token waits for it
         num_tokens = sum(chunk for _, chunk in chunks)
-        self.bare.note((seq for seq, _ in chunks), num_tokens, is_bare=not is_told)
         members = read_members(chunks, drafted, with_head=with_head)
         joining = [i for i, one in enumerate(members) if has_more_to_say(one)]
         if joining:

@@ -5,12 +5,14 @@ keeping features costs is added up, and once that is as much as a capture would 
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 
 from fledge.engine.drafter import Drafter
 from fledge.engine.graphs import Graphs
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import Filters, SteadyBatch
 from fledge.engine.steady_places import SteadyPlaces
+from fledge.engine.steady_reading import Chunk
 from fledge.engine.steady_runs import SteadyRuns, Trees
 from fledge.engine.steady_sizes import SteadySizes
 
@@ -23,6 +25,9 @@ class BareCycles:
 
     is_wanted = False
     """Whether the head sleeps."""
+
+    examined: frozenset[Sequence] | None = None
+    """In an exam of the head, whose prompts it is told of."""
 
     def __init__(
         self, runs: SteadyRuns, sizes: SteadySizes, graphs: Graphs, drafter: Drafter
@@ -55,6 +60,17 @@ class BareCycles:
         else:
             self._runs.verify(batch, trees, filters)
         self.note(places.sequences, places.num_requests, is_bare=is_bare)
+
+    def sort_out(self, chunks: Many[Chunk]) -> tuple[list[Chunk], int]:
+        """Parts of prompts, those that the head is told of first, and how many these are."""
+        if not self._has_features:
+            return list(chunks), len(chunks)
+        told, others = list[Chunk](), list[Chunk]()
+        for seq, chunk in chunks:
+            is_told = not self.is_wanted and (self.examined is None or seq in self.examined)
+            (told if is_told else others).append((seq, chunk))
+            self.note([seq], chunk, is_bare=not is_told)
+        return [*told, *others], len(told)
 
     def note(self, sequences: Iterable[Sequence], num_tokens: int, *, is_bare: bool) -> None:
         """So many tokens of these are read by the target; whether the head is told of them."""

@@ -68,6 +68,13 @@ class Passed(NamedTuple):
     is_exact: bool = False
     """Whether the pass is as long as its prompts, and none of its kind will be captured."""
 
+    def first(self, num_rows: int) -> "Passed":
+        """Of some rows, as a head that only stores what it makes of them reads them."""
+        names = ("token_ids_T", "positions_T", "request_T", "numbers_T", "write_slots_T")
+        rows = {name: getattr(self.packed, name)[:num_rows] for name in names}
+        packed = replace(self.packed, **rows, views={})
+        return Passed(packed, self.features_TF[:num_rows], is_exact=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -113,13 +120,14 @@ class SteadyReader:
         """What a row of a long pass takes; 0 while none was timed."""
 
     def read(
-        self, chunks: Many[Chunk], drafted: Many[bool], *, is_told: bool
+        self, chunks: Many[Chunk], drafted: Many[bool], *, num_told: int
     ) -> tuple[SteadyBatch, Passed | None]:
         """Ask for a pass over these; the batch that comes back has a column for each.
 
-        `drafted` are those who will be drafted for. What comes beside it is for `tell_head`, and
-        is None where the head is not to be told.
+        `drafted` are those who will be drafted for. What comes beside it is for `tell_head`: of the
+        first `num_told`, None where there are none.
         """
+        is_told = num_told > 0
         num_tokens = sum(chunk for _, chunk in chunks)
         num_rows, num_prompts = self._size(num_tokens, len(chunks))
         num_nobody = num_prompts + 1 - len(chunks)
@@ -143,6 +151,8 @@ class SteadyReader:
             passed = None if passed is None else passed._replace(is_exact=True)
         else:
             passed = self._run_captured(reading, filters, is_bare)
+        if passed is not None and num_told < len(chunks):
+            passed = passed.first(sum(chunk for _, chunk in chunks[:num_told]))
         return reading.batch, passed if is_told else None
 
     def tell_head(self, passed: Passed | None, *, with_entries: bool) -> None:

@@ -3,7 +3,8 @@
 Requests come together, a place each, and end after equally many tokens: with drafts at different
 times, so that the last ones go on in smaller batches. Drafts of a chain are right by chance, the
 same at each depth. Passes take longer with cached tokens, and large ones longer than measured.
-While the head sleeps nothing is kept for it, so that a batch that began then is never drafted for.
+While the head sleeps nothing is kept for it, so that a batch that began then is never drafted for,
+and of one that an exam began with only few requests are.
 """
 
 from collections import Counter, deque
@@ -19,6 +20,7 @@ from fledge.contracts.settings import TreeSettings
 from fledge.engine.controller import AdaptiveController
 from fledge.engine.draft_gains import NODE_GRID
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load, Menu
+from fledge.engine.head_sleep import NUM_EXAMINED
 from fledge.engine.pass_times import PassCurve, PassTimes, measured_sizes
 from fledge.engine.steady_batch import batch_size
 from tests.unit.engine.simulated_machines import H200_8B, MAX_PASS_TOKENS, Array
@@ -108,13 +110,15 @@ class CapturedRun:
         self.num_told = self.num_plain = 0
         """Tokens of cycles for which features were kept, and of which none were."""
 
-        self._is_told = True
+        self._is_told = np.zeros(0, dtype=bool)
         self._random = np.random.default_rng(seed)
         self._late: deque[CycleReport] = deque()
 
     def serve(self, num_requests: int, answer_tokens: int = _ANSWER_TOKENS) -> float:
         """One batch from its second tokens to its end; returns tokens per second."""
-        self._is_told = self.controller.meets_requests(has_room=True)
+        is_told = self.controller.meets_requests(has_room=True)
+        most_told = NUM_EXAMINED if self.controller.is_exam else num_requests
+        self._is_told = (np.arange(num_requests) < most_told) & is_told
         left = np.full(num_requests, answer_tokens - 1)
         total_ms = 0.0
         while len(left):
@@ -122,7 +126,7 @@ class CapturedRun:
             emitted, cycle_ms = self._cycle(left, context_tokens)
             total_ms += cycle_ms
             left = left - emitted
-            left = left[left > 0]
+            left, self._is_told = left[left > 0], self._is_told[left > 0]
         return 1e3 * num_requests * (answer_tokens - 1) / total_ms
 
     def rates(self, sizes: Sequence[int], rounds: int = 3) -> dict[int, list[float]]:
@@ -136,10 +140,12 @@ class CapturedRun:
     def _cycle(self, left: Array, context_tokens: int) -> tuple[Array, float]:
         count, num_places = len(left), batch_size(len(left))
         load = self._load(count, num_places, context_tokens)
-        plan = self.controller.choose(load) if load.unread else PLAIN
+        is_exam, num_told = self.controller.is_exam, len(load.unread)
+        are_enough = num_told > 0 and (is_exam or 2 * num_told >= count)
+        plan = self.controller.choose(load) if are_enough else PLAIN
         self.nodes[num_places, plan.nodes / num_places] += 1
         place_ND = np.arange(count)[:, None] + count * np.arange(plan.depth)
-        has_draft_ND = place_ND < plan.nodes
+        has_draft_ND = (place_ND < plan.nodes) & self._is_told[:, None]
         is_right_ND = (self._random.random((count, plan.depth)) < self.right) & has_draft_ND
         accepted_ND = np.cumprod(is_right_ND, axis=1)
         came_by_ND = np.pad(accepted_ND, [(0, 0), (1, 0)], constant_values=1)[:, : plan.depth]
@@ -167,7 +173,7 @@ class CapturedRun:
 
     def _load(self, count: int, num_places: int, context_tokens: int) -> Load:
         if self.controller.is_asleep:
-            self._is_told = False
+            self._is_told[:] = False
             self.num_plain += count
             return Load(count, num_places=num_places)
         self.num_told += count
@@ -175,7 +181,7 @@ class CapturedRun:
         return Load(
             num_requests=count,
             context_tokens=context_tokens,
-            unread=(2,) * count if self._is_told else (),
+            unread=(2,) * int(self._is_told.sum()),
             num_places=num_places,
             menu=Menu(plans, frozenset(plans), capture_s=0.05),
         )

@@ -48,6 +48,21 @@ def test_a_useless_head_costs_next_to_nothing(num_requests: int) -> None:
     assert run.num_plain > 0.9 * 20 * 255 * num_requests
 
 
+def test_a_useless_head_sleeps_on_whatever_the_number_of_requests() -> None:
+    """Exams cost less and less, and no size of batch is a reason for one."""
+    run, rates = CapturedRun(MACHINE, right=0.0), []
+    while not run.controller.is_asleep:
+        run.serve(1)
+    run.num_told = 0
+    for num_requests in (1, 8, 32, 256, 8):
+        rates += [run.serve(num_requests) / MACHINE.plain_rate(num_requests) for _ in range(20)]
+    state: Any = run.controller.state()
+    assert (state["head"], state["num_sleeps"]) == ("asleep", 1)
+    assert np.mean(rates[:20]) > 0.998
+    assert np.mean(rates[20:]) > 0.999
+    assert run.num_told < 0.01 * run.num_plain
+
+
 @pytest.mark.parametrize("num_requests", [1, 8, 32, 256])
 def test_a_head_that_is_of_use_again_is_found_out(num_requests: int) -> None:
     """By the first requests that come when an exam can be paid for: 2,000 cycles at most."""
@@ -60,6 +75,7 @@ def test_a_head_that_is_of_use_again_is_found_out(num_requests: int) -> None:
         run.serve(num_requests)
         num_batches += 1
     assert num_batches <= 8
+    run.serve(num_requests)  # the first that all of are told
     assert run.serve(num_requests) > 1.03 * MACHINE.plain_rate(num_requests)
     assert run.controller.state()["head"] == "awake"
 
@@ -146,6 +162,22 @@ def test_four_wrong_trees_end_an_exam() -> None:
     assert not judged.sleep.meets_requests(has_room=True), "what it cost is to be saved again"
 
 
+def test_exams_in_vain_become_rarer() -> None:
+    judged, waited = Judged(), list[int]()
+    judged.begin_exam()
+    for _ in range(6):
+        judged.cycles(4, CHAIN)
+        assert judged.sleep.is_asleep
+        count = 0
+        while not judged.sleep.meets_requests(has_room=True):
+            judged.cycles(10)
+            count += 10
+        waited.append(count)
+    # The first is paid for in part by what was left of the time before.
+    assert waited[0] < waited[1]
+    assert [round(later / waited[1], 1) for later in waited[1:]] == [1.0, 2.0, 2.0, 2.0, 2.0]
+
+
 def test_a_right_one_makes_an_exam_longer_and_several_end_it() -> None:
     judged = Judged()
     judged.begin_exam()
@@ -212,9 +244,12 @@ def test_an_engine_whose_head_is_of_no_use(
         assert token_ids(engine.generate(asked, params)) == greedy("llama", asked)
     assert (ahead.num_drains, bare.num_told) == (drains, told)
     assert engine.stats.num_captured == captured
+    num_exams = sleep.num_exams
     monkeypatch.setattr(type(sleep), "_can_pay", lambda _: True)
+    engine.generate(asked, SamplingParams(max_tokens=1))
+    assert sleep.num_exams == num_exams, "nobody is drafted for who ends with its first token"
     assert token_ids(engine.generate(asked, params)) == greedy("llama", asked)
-    assert sleep.num_exams >= 1
+    assert sleep.num_exams > num_exams
     assert bare.num_told > told
     assert ahead.num_drains == drains
     engine.check_integrity()
