@@ -1,9 +1,14 @@
 """Native products against torch's: every format, odd sizes, any company, and what is packed."""
 
+import platform
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from fledge.ops import native_library as native_library_module
 from fledge.ops.native_library import NativeLibrary, NoNativeKernelsError, native_library
 from fledge.ops.native_product import Format, NativeMatrix, check_products
 from fledge.store.compiler import find_compiler
@@ -142,3 +147,16 @@ def test_a_compiler_that_fails_is_said(
             native_library()
     finally:
         native_library.cache_clear()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are kinds of x86-64")
+@pytest.mark.parametrize("kind", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_every_kind_of_processor_has_kernels(kind: str, tmp_path: Path) -> None:
+    """Without AVX, with AVX2 and with AVX-512: tests run only what this processor is of."""
+    compiler = find_compiler()
+    assert compiler is not None
+    source = Path(native_library_module.__file__).parent / "native" / "decoder.cpp"
+    options = ["-O0", "-std=c++17", "-w", f"-march={kind}", "-fopenmp", "-S"]
+    command = [compiler, str(source), *options, "-o", str(tmp_path / "kernels.s")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ INLINE V load(const float* p) { return *(const UnalignedV*)p; }
 // A vector that stays in its register until it was used for the last time: the compiler may think that
 // loading it again with every use is as cheap.
 INLINE V held(V v) {
-#if defined(__x86_64__)
+#if defined(__AVX__)  // else no register holds one
     asm("" : "+x"(v));
 #endif
     return v;
