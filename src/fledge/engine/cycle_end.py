@@ -43,8 +43,8 @@ class CycleEnd:
         """Tell the statistics and the controller."""
         self.stats.count_cycle(report)
         drafter = self._drafter
-        if isinstance(drafter, HeadDrafter) and not drafter.calibration.is_settled:
-            report = replace(report, is_calibrated=False)
+        if report.gains is not None and isinstance(drafter, HeadDrafter):
+            report = replace(report, is_calibrated=drafter.calibration.is_settled)
         # Of drafts whose requests have all left meanwhile nothing was seen.
         if report.load.num_requests and (report.plan.is_plain or report.num_drafted):
             self._choice.controller.observe(report)

@@ -25,9 +25,11 @@ class FairQueue:
         return self._len
 
     def __iter__(self) -> Iterator[Sequence]:
-        for clients in self._queues.values():
-            for waiting in clients.values():
-                yield from waiting.values()
+        """From the one that goes next on; a client's all together, though clients take turns."""
+        for priority in sorted(self._queues, reverse=True):
+            clients = self._queues[priority]
+            for client in sorted(clients, key=self._served.__getitem__):
+                yield from clients[client].values()
 
     def push(self, seq: Sequence, *, front: bool = False) -> None:
         """Queue a request; at the front of its client's queue if it had been running."""

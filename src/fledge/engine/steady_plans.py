@@ -52,8 +52,9 @@ class SteadyPlans:
         assert self._places.batch is not None
         size = self._places.batch.size
         room = self._max_pass_tokens - size
-        could_draft = any(seq.may_have_drafts for seq in self._places.sequences)
-        if plan.is_plain or room < 1 or not could_draft:
+        if plan.is_plain or room < 1:
+            return PLAIN
+        if not any(seq.may_have_drafts for seq in self._places.sequences):
             return PLAIN
         if load.num_places == size and plan.num_drafted is None:
             return plan

@@ -50,7 +50,18 @@ def test_urgent_requests_go_first_whoever_was_served() -> None:
     queue.push(request("a", -1, "idle"))
     queue.push(request("b", 5, "urgent too"))
     queue.charge("b", 10_000)
+    assert [one.name for one in queue] == ["urgent", "urgent too", "late", "idle"]
     assert [one.name for one in pop_all(queue)] == ["urgent", "urgent too", "late", "idle"]
+
+
+def test_who_waits_is_listed_from_the_one_that_goes_next() -> None:
+    queue = FairQueue()
+    for client in ("a", "b", "c"):
+        queue.push(request(client))
+    queue.charge("a", 20)
+    queue.charge("b", 10)
+    assert [one.client for one in queue] == ["c", "b", "a"]
+    assert queue.peek() is next(iter(queue))
 
 
 def test_the_client_served_least_goes_next() -> None:
