@@ -85,8 +85,9 @@ def _scorecard_row(document: Document) -> tuple[str, str]:
         f"{task} {found['accept_length']['value']:.2f}" for task, found in best["tasks"].items()
     )
     speed = best["speed_up"]
+    many = f", {settings['concurrency']} requests at once" if settings["concurrency"] > 1 else ""
     return (
-        f"{document['target']}, {how}, {shape}, {document['dtype']}, {document['device']}",
+        f"{document['target']}, {how}, {shape}, {document['dtype']}, {document['device']}{many}",
         f"accept length {lengths}; **{speed['value']:.2f}x** plain decoding{_bounds(speed)}",
     )
 
