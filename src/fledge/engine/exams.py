@@ -41,7 +41,9 @@ class Exams:
     def _chosen(self) -> list[Sequence]:
         """Those who are examined already, and as many who come as are missing."""
         before = self._steady.bare.examined or frozenset()
-        there = [seq for seq in before if seq.is_waiting or seq.row >= 0]
+        # Of an earlier exam some may still be there, read on while the head slept.
+        told = [seq for seq in before if not seq.lacks_features]
+        there = [seq for seq in told if seq.is_waiting or seq.row >= 0]
         coming = (
             seq for seq in self._scheduler.waiting if seq not in before and self._can_draft_for(seq)
         )

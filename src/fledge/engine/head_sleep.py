@@ -51,7 +51,10 @@ class HeadSleep:
         """Trees since the head was awake or its exam began, and those of which the target took a
         draft."""
 
-        self._num_asked = self._num_turns = 0
+        self._num_asked = self._num_answered = self._num_turns = 0
+        """Of an exam: trees that were planned, those whose cycles have ended, and how often requests
+        came before any was planned."""
+
         self._cycle_s = self._saved_s = self._spent_s = 0.0
         self._likely_cost_s: float | None = None
         self._num_in_vain = 0
@@ -89,7 +92,7 @@ class HeadSleep:
             self.num_exams += 1
             self._state, self._spent_s = "exam", 0.0
             self._num_judged = self._num_right = 0.0
-            self._num_asked = self._num_turns = 0
+            self._num_asked = self._num_answered = self._num_turns = 0
         elif self._state == "exam" and not self._num_asked:
             self._num_turns += 1
             if self._num_turns > _MOST_TURNS:
@@ -103,6 +106,9 @@ class HeadSleep:
 
     def plan(self, load: Load) -> DraftPlan:
         """Of an exam: drafts until enough were asked for, then what is known is awaited."""
+        if self._num_answered >= self._num_asked:
+            # Requests that ended meanwhile left trees that nobody judged.
+            self._num_asked = self._num_answered = round(self._num_judged)
         wanted = _FIRST_TREES if self._num_judged < _FIRST_TREES else _MOST_TREES
         if load.menu is None or self._num_asked >= wanted:
             return PLAIN
@@ -132,6 +138,7 @@ class HeadSleep:
             self._num_judged += report.reached_D[0]
             self._num_right += report.accepted_D[0]
         if self._state == "exam":
+            self._num_answered += 0 if report.plan.is_plain else len(report.load.unread)
             self._count_costs(report)
             self._decide(report.load)
         elif self._num_judged > _WINDOW_TREES:

@@ -99,7 +99,9 @@ class Judged:
         planner = Planner(tree, AcceptanceModel(tree), CycleCosts(times), 64)
         self.sleep = HeadSleep(planner)
 
-    def cycles(self, count: int, plan: DraftPlan = PLAIN, num_right: int = 0) -> None:
+    def cycles(
+        self, count: int, plan: DraftPlan = PLAIN, num_right: int = 0, *, num_trees: int = 1
+    ) -> None:
         for i in range(count):
             is_right = int(i < num_right)
             report = CycleReport(
@@ -109,7 +111,7 @@ class Judged:
                 draft_s=0.0 if plan.is_plain else 0.6,
                 other_s=0.0,
                 emitted=1 + is_right,
-                reached_D=() if plan.is_plain else (1,),
+                reached_D=() if plan.is_plain else (num_trees,),
                 accepted_D=() if plan.is_plain else (is_right,),
             )
             self.sleep.observe(report)
@@ -160,6 +162,20 @@ def test_four_wrong_trees_end_an_exam() -> None:
     judged.cycles(1, CHAIN)
     assert judged.sleep.is_asleep
     assert not judged.sleep.meets_requests(has_room=True), "what it cost is to be saved again"
+
+
+def test_trees_of_requests_that_ended_are_asked_for_again() -> None:
+    judged = Judged()
+    judged.begin_exam()
+    plans = [judged.sleep.plan(LOAD) for _ in range(4)]
+    assert not any(plan.is_plain for plan in plans)
+    judged.cycles(3, CHAIN)
+    judged.cycles(1, CHAIN, num_trees=0)
+    assert judged.sleep.is_exam
+    assert not judged.sleep.plan(LOAD).is_plain
+    assert judged.sleep.plan(LOAD).is_plain, "one was missing"
+    judged.cycles(1, CHAIN)
+    assert judged.sleep.is_asleep
 
 
 def test_exams_in_vain_become_rarer() -> None:
