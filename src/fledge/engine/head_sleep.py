@@ -52,8 +52,8 @@ class HeadSleep:
         draft."""
 
         self._num_asked = self._num_answered = self._num_turns = 0
-        """Of an exam: trees that were planned, those whose cycles have ended, and how often requests
-        came before any was planned."""
+        """Of an exam: trees that were planned, those whose cycles have ended, and how often
+        requests came before any was planned."""
 
         self._cycle_s = self._saved_s = self._spent_s = 0.0
         self._likely_cost_s: float | None = None
