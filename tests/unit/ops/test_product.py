@@ -34,8 +34,9 @@ def test_a_row_comes_out_the_same_in_any_company() -> None:
     packed = Product(weight, None, is_packed=True)
     together = packed(rows)
     for count in (1, 2, 3, 5, 8, 13, 32):
-        # To the last bit on the processors tried; others may order a sum by its length.
-        torch.testing.assert_close(packed(rows[:count]), together[:count], rtol=1e-6, atol=1e-5)
+        # To the last bit on Intel's processors; on AMD's a sum is ordered by the number of rows,
+        # and sums of 1,536 numbers with values about 39 differ in their sixth digit.
+        torch.testing.assert_close(packed(rows[:count]), together[:count], rtol=1e-5, atol=3e-4)
 
 
 @needs_packing
