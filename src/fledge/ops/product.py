@@ -2,8 +2,9 @@
 
 On a CPU in float32, torch's own product over 2 to 32 rows costs up to three times as much as over
 one, and a row's sum depends on how many rows are beside it. MKL reads weights that were laid out
-for it once: 8 rows then cost little more than one, and a row comes out the same in any company. The
-packed weights are a second copy, so they are made only where there is room.
+for it once: 8 rows then cost little more than one, and a row comes out the same in any company. On
+AMD's processors only multiples of four rows do; among others a sum may be rounded in another order.
+The packed weights are a second copy, so they are made only where there is room.
 
 Legend: T rows, N outputs, K inputs.
 """
