@@ -34,19 +34,34 @@ def _mix(bits: Tensor) -> Tensor:
 
 def uniform_bits(seed_B: Tensor, position_B: Tensor, num_columns: int, stream: int = 0) -> Tensor:
     """64 random bits for each request and column (a token id, or a coin), int64 [B, columns]."""
+    columns_C = torch.arange(num_columns, device=seed_B.device)
+    return _bits_of(seed_B, position_B, columns_C, stream)
+
+
+def _bits_of(seed_B: Tensor, position_B: Tensor, columns: Tensor, stream: int) -> Tensor:
+    """The bits of given columns: the same for all requests, or [B, columns]."""
     golden = _signed(_GOLDEN)
     base_B = _mix(seed_B + _signed(_GOLDEN * (2 * stream + 1)))
     base_B = _mix(base_B + golden * (position_B + 1))
-    columns = torch.arange(1, num_columns + 1, device=seed_B.device)
-    return _mix(base_B[:, None] + golden * columns)
+    return _mix(base_B[:, None] + golden * (columns + 1))
 
 
 def uniform(seed_B: Tensor, position_B: Tensor, num_columns: int, stream: int = 0) -> Tensor:
     """Uniform numbers strictly between 0 and 1, float64 [B, columns]."""
-    bits = _shift_right(uniform_bits(seed_B, position_B, num_columns, stream), 64 - _MANTISSA_BITS)
-    return (bits.double() + 0.5) * 2.0**-_MANTISSA_BITS
+    return _between_0_and_1(uniform_bits(seed_B, position_B, num_columns, stream))
 
 
 def gumbel(seed_B: Tensor, position_B: Tensor, num_columns: int, stream: int = 0) -> Tensor:
     """Standard Gumbel noise, float64 [B, columns]: argmax(log p + noise) is a sample of p."""
     return -torch.log(-torch.log(uniform(seed_B, position_B, num_columns, stream)))
+
+
+def gumbel_of(seed_B: Tensor, position_B: Tensor, columns_BK: Tensor, stream: int = 0) -> Tensor:
+    """What `gumbel` has in these columns, float64 [B, K]."""
+    bits_BK = _bits_of(seed_B, position_B, columns_BK, stream)
+    return -torch.log(-torch.log(_between_0_and_1(bits_BK)))
+
+
+def _between_0_and_1(bits: Tensor) -> Tensor:
+    cells = _shift_right(bits, 64 - _MANTISSA_BITS)
+    return (cells.double() + 0.5) * 2.0**-_MANTISSA_BITS

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fledge.ops.noise import gumbel, uniform, uniform_bits
+from fledge.ops.noise import gumbel, gumbel_of, uniform, uniform_bits
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -103,6 +103,20 @@ def test_a_column_does_not_depend_on_how_many_there_are(
     short = uniform_bits(long(seed), long(position), few)
     wide = uniform_bits(long(seed), long(position), few + more)
     assert torch.equal(wide[:, :few], short)
+
+
+@given(
+    st.lists(st.tuples(seeds, positions), min_size=1, max_size=4),
+    st.lists(st.integers(0, 999), min_size=1, max_size=5),
+    st.integers(0, 3),
+)
+def test_the_noise_of_given_columns_is_that_of_all(
+    rows: list[tuple[int, int]], columns: list[int], stream: int
+) -> None:
+    seed_B, position_B = long(*(s for s, _ in rows)), long(*(p for _, p in rows))
+    columns_BK = torch.stack([(long(*columns) + 7 * row) % 1000 for row in range(len(rows))])
+    wanted_BK = gumbel(seed_B, position_B, 1000, stream).gather(1, columns_BK)
+    assert torch.equal(gumbel_of(seed_B, position_B, columns_BK, stream), wanted_BK)
 
 
 def chi_square_p(counts: Tensor) -> float:
