@@ -29,6 +29,10 @@ def drive(server: ScriptedServer, point: Point, prompts: Sequence[LoadPrompt] = 
         return driver.drive(point, prompts, max_tokens=8, seed=0, on_answer=lambda: None)
 
 
+def closest(values: Sequence[float], injected: float) -> float:
+    return min(values, key=lambda value: abs(value - injected))
+
+
 @pytest.mark.parametrize("cuts", [1, 2, 7, 1000])
 def test_events_are_whole_however_the_bytes_come(cuts: int) -> None:
     stream = (
@@ -42,21 +46,32 @@ def test_events_are_whole_however_the_bytes_come(cuts: int) -> None:
 
 
 def test_injected_times_are_measured_within_5_percent() -> None:
-    """Long waits, so that a busy machine does not matter; medians, so that one hiccup does not."""
+    """Never less than was injected; of the best answer, which no pause of the machine has hit,
+    hardly more."""
     with scripted_server(ttft_s=1.2, gap_s=0.4, chunks=4, tokens_per_chunk=2) as server:
         found = drive(server, Point("closed", 4))
         assert server.script.most_open == 4
+    assert [answer.num_tokens for answer in found.answers] == [8] * 8
+    ttfts_s = [answer.ttft_s for answer in found.answers]
+    gaps_s = [gap for answer in found.answers for gap in answer.gaps_s]
+    # Three gaps bring the seven tokens after the first chunk's first.
+    tpots_s = [answer.tpot_s or 0.0 for answer in found.answers]
+    ends_s = [answer.e2e_s for answer in found.answers]
+    assert 1.2 <= min(ttfts_s) <= 1.2 * 1.05
+    assert closest(gaps_s, 0.4) == pytest.approx(0.4, rel=0.05)
+    assert closest(tpots_s, 1.2 / 7) == pytest.approx(1.2 / 7, rel=0.05)
+    assert 2.4 <= min(ends_s) <= 2.4 * 1.05
     figures = measure(found, Point("closed", 4), BenchSettings())
     assert figures["good"] == figures["requests"] == 8
     assert figures["tokens"] == 8 * 8
-    assert figures["ttft_s"]["p50"] == pytest.approx(1.2, rel=0.05)
-    assert figures["itl_s"]["p50"] == pytest.approx(0.4, rel=0.05)
-    # Three gaps bring the seven tokens after the first chunk's first.
-    assert figures["tpot_s"]["p50"] == pytest.approx(3 * 0.4 / 7, rel=0.05)
-    assert figures["e2e_s"]["p50"] == pytest.approx(2.4, rel=0.05)
-    assert figures["tokens_per_s"] == pytest.approx(8 * 8 / 4.8, rel=0.05)
-    assert figures["user_tokens_per_s"] == pytest.approx(7 / 1.2, rel=0.05)
-    assert figures["requests_per_s"] == pytest.approx(8 / 4.8, rel=0.05)
+    for name, values in ("ttft_s", ttfts_s), ("itl_s", gaps_s), ("tpot_s", tpots_s):
+        assert figures[name]["p50"] == pytest.approx(statistics.median(values))
+    assert figures["e2e_s"]["p50"] == pytest.approx(statistics.median(ends_s))
+    assert figures["user_tokens_per_s"] == pytest.approx(1 / statistics.median(tpots_s))
+    # Two rounds of four, one after the other; then rates are counts over that time.
+    assert figures["seconds"] >= 4.8
+    assert figures["tokens_per_s"] == pytest.approx(8 * 8 / figures["seconds"])
+    assert figures["requests_per_s"] == pytest.approx(8 / figures["seconds"])
 
 
 def test_open_loop_counts_from_when_requests_were_due() -> None:
