@@ -8,6 +8,7 @@ import torch
 from fledge.contracts.sampling import SamplingParams
 from fledge.ops.accept import Walk, walk_gumbel
 from fledge.ops.kernel_choice import choose_kernels
+from fledge.ops.noised_top import Draws, noised_top, num_candidates
 from fledge.ops.sampling import make_sampling_batch
 from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import TreeBatch, depths
@@ -103,3 +104,38 @@ def test_the_best_of_logits(rows: int, vocab_size: int, num_best: int, dtype: to
     # Equal logits may come in any order, so what was chosen is compared by its logit.
     chosen, expected = (logits_TV.gather(1, one.indices_TK) for one in (got, wanted))
     assert torch.equal(chosen, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("width", [1, 8])
+def test_the_best_under_noise(width: int) -> None:
+    """Greedy rows, filters and none, seeds of 63 bits; as on the CPU, without waiting."""
+    num_requests, vocab_size = 64, 32_003
+    generator = torch.Generator().manual_seed(width)
+    logits_TV = 4 * torch.randn(num_requests * width, vocab_size, generator=generator)
+    logits_TV[5] = float("nan")
+    top = top_logprobs(logits_TV.cuda(), num_candidates(width, vocab_size))
+    places_B = torch.arange(num_requests)
+    draws = Draws(
+        sampled_B=places_B % 4 > 0,
+        seed_B=2**63 - 1 - places_B,
+        position_B=places_B * 1000,
+        top_k_B=(places_B % 5 == 0) * (places_B % 3),
+        temperature_B=0.3 + 0.1 * places_B.double(),
+        top_p_B=torch.where(places_B % 3 == 0, 0.8, 1.0).double(),
+        min_p_B=torch.where(places_B % 7 == 0, 0.05, 0.0).double(),
+    )
+    to_target_V = torch.randperm(vocab_size, generator=generator)
+    ours = Draws(*(one_B.cuda() for one_B in draws))
+    on_gpu = to_target_V.cuda()
+    noised_top(top, on_gpu, ours, depth=3, width=width)
+    torch.cuda.set_sync_debug_mode("error")
+    got = noised_top(top, on_gpu, ours, depth=3, width=width)
+    torch.cuda.set_sync_debug_mode("default")
+    with choose_kernels("plain"):
+        same = type(top)(*(one_TK.cpu() for one_TK in top))
+        wanted = noised_top(same, to_target_V, draws, depth=3, width=width)
+    assert torch.equal(got.indices_TK.cpu(), wanted.indices_TK)
+    torch.testing.assert_close(
+        got.logprobs_TK.cpu(), wanted.logprobs_TK, rtol=1e-4, atol=1e-4, equal_nan=True
+    )

@@ -74,14 +74,13 @@ class Engine:
         self.settings = settings or EngineSettings()
         if measured_with is not None:  # drafts that are right by chance are not to be copied
             self.settings = replace(self.settings, copies=False)
-        if drafter is None:
-            drafter = NoDrafter()
-            if head is not None:
-                drafter = HeadDrafter(fit_to_target(head, target), target, self.settings)
-        self._drafter = drafter
+        walk = measured_with or _RULES[self.settings.accept]
+        if drafter is None and head is not None:
+            head = fit_to_target(head, target)
+            drafter = HeadDrafter(head, target, self.settings, has_noise=walk is walk_gumbel)
+        self._drafter = drafter = drafter or NoDrafter()
         self._cache = make_cache(target, drafter, self.settings)
         drafter.attach(self._cache)
-        walk = measured_with or _RULES[self.settings.accept]
         self._verifier = Verifier(target, self._cache, drafter, walk)
         self._scheduler = Scheduler(self._cache, self.settings)
         self._controller = make_controller(

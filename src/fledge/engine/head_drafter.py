@@ -22,6 +22,7 @@ from fledge.engine.copied_drafts import CopiedDrafts, Copier
 from fledge.engine.draft_gains import expected_gains
 from fledge.engine.draft_passes import Scratch, share_rows, steady_reading, unread_pass
 from fledge.engine.draft_plan import DraftPlan
+from fledge.engine.head_children import HeadChildren, Modes, draws_of
 from fledge.engine.sequence import Sequence
 from fledge.engine.steady_batch import SteadyBatch
 from fledge.engine.tree_levels import TreeLevels, come_last, have_no_drafts
@@ -33,10 +34,8 @@ from fledge.models.target import Target
 from fledge.ops.accept import Walk
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.copies import Text
-from fledge.ops.draft_level import Proposal
 from fledge.ops.paged import BlockTables, Pass, TreePass
 from fledge.ops.staging import send
-from fledge.ops.top_logprobs import top_logprobs
 from fledge.ops.tree import Candidates, TreeBatch, select_trees
 
 _ENTRIES, FEATURES = 0, 1
@@ -60,8 +59,11 @@ class HeadDrafter:
     gains: Tensor | None = None
     """Expected gains of the last candidates, when the plan asked for them."""
 
-    def __init__(self, head: Eagle3Head, target: Target, settings: EngineSettings) -> None:
-        self.head = head
+    def __init__(
+        self, head: Eagle3Head, target: Target, settings: EngineSettings, *, has_noise: bool = False
+    ) -> None:
+        """`has_noise` drafts with the noise that the target's tokens are chosen with."""
+        self.head, self.has_noise = head, has_noise
         self._embedding = target.embedding.weight
         self._width = min(settings.tree.width, head.config.draft_vocab_size)
         self._budget = settings.tree.budget
@@ -76,6 +78,7 @@ class HeadDrafter:
         )
         self.weight_bytes = sum(p.numel() * p.element_size() for p in head.parameters())
         self.calibration = Calibration(settings.tree.depth, self._embedding.device)
+        self._children = HeadChildren(head, self.calibration)
         self._copies = CopiedDrafts(self.calibration, settings, self._embedding.device)
         if self._copies.keeps_tokens:
             self.bytes_per_slot += torch.long.itemsize
@@ -117,14 +120,18 @@ class HeadDrafter:
         ]
         lens_B, sampled_B, roots_B = send(lines, self._embedding.device)
         width = min(plan.width, self._width)
-        copier = self._copies.of_host(sequences, sampled_B.bool(), depth=plan.depth, width=width)
-        draft = self._grow(output, lens_B, sampled_B.bool(), roots_B, tables, plan, copier)
+        draws = draws_of(sequences, self._embedding.device) if self.has_noise else None
+        modes = Modes(sampled_B.bool(), draws)
+        copier = self._copies.of_host(sequences, modes.sampled_B, depth=plan.depth, width=width)
+        draft = self._grow(output, lens_B, modes, roots_B, tables, plan, copier)
         if plan.is_measured:
             self.gains = self.gains_of(draft, plan).cpu()
         return draft.trees
 
     @torch.no_grad()
-    def draft_steadily(self, batch: SteadyBatch, tables: BlockTables, plan: DraftPlan) -> Draft:
+    def draft_steadily(
+        self, batch: SteadyBatch, tables: BlockTables, plan: DraftPlan, *, can_sample: bool
+    ) -> Draft:
         """The same for requests of which only the device knows where they stand.
 
         Each reads as many tokens as it may have said. Those behind its newest leave entries where
@@ -135,12 +142,13 @@ class HeadDrafter:
         newest = self._read(packed, before_T, last_B)
         lens_B, roots_B, is_drafted_B = batch.lens_B, batch.newest_B, batch.is_drafted_B
         sampled_B = ~batch.is_greedy_B
+        modes = Modes(sampled_B, batch.draws(sampled_B) if can_sample and self.has_noise else None)
         copier, width = None, min(plan.width, self._width)
         if self._copies.keeps_tokens:
             _, tokens_S1 = self._cache.head_memory.layer(FEATURES)
             text = Text(tokens_S1, tables, self.window, lens_B, roots_B)
             copier = self._copies.of_device(text, sampled_B, is_drafted_B, width=width)
-        return self._grow(newest, lens_B, sampled_B, roots_B, tables, plan, copier, is_drafted_B)
+        return self._grow(newest, lens_B, modes, roots_B, tables, plan, copier, is_drafted_B)
 
     @torch.no_grad()
     def read_steadily(self, batch: SteadyBatch, tables: BlockTables) -> None:
@@ -157,7 +165,7 @@ class HeadDrafter:
         self,
         output: HeadOutput,
         lens_B: Tensor,
-        sampled_B: Tensor,
+        modes: Modes,
         roots_B: Tensor,
         tables: BlockTables,
         plan: DraftPlan,
@@ -171,7 +179,7 @@ class HeadDrafter:
         if self.fast is not None:
             rotations = self.fast.rotation(scratch.positions_ET)
         levels = TreeLevels()
-        levels.add(self._children(output.normed_TD, width, 1, sampled_B))
+        levels.add(self._children.below(output.normed_TD, width, 1, modes))
         for level in range(1, plan.depth):
             output = self._run(
                 scratch.level_pass(levels.frontier, level),
@@ -179,7 +187,7 @@ class HeadDrafter:
                 levels.frontier.rows_T,
                 rotation_TD=None if rotations is None else rotations[level - 1],
             )
-            levels.add(self._children(output.normed_TD, width, level + 1, sampled_B))
+            levels.add(self._children.below(output.normed_TD, width, level + 1, modes))
         candidates, is_copied_B = levels.candidates(), None
         if copier is not None:
             candidates, is_copied_B = copier(candidates)
@@ -288,13 +296,3 @@ class HeadDrafter:
         if output_rows_R is None:
             return output
         return HeadOutput(output.feedback_TD[output_rows_R], output.normed_TD[output_rows_R])
-
-    def _children(self, normed_TD: Tensor, width: int, depth: int, sampled_B: Tensor) -> Proposal:
-        """The best children of each row."""
-        return Proposal(
-            top_logprobs(self.head.logits(normed_TD), width),
-            self.head.draft_to_target_V,
-            sampled_B,
-            self.calibration.maps(depth),
-            lambda logprobs_BC: self.calibration.apply(logprobs_BC, depth, sampled_B),
-        )

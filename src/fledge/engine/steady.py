@@ -228,7 +228,7 @@ class Steady:
         trees = gains = None
         self._num_along = self._num_along + 1 if self._is_drafting and plan.is_plain else 0
         if not plan.is_plain:
-            trees = self._runs.draft(batch, plan)
+            trees = self._runs.draft(batch, plan, self.places.filters)
             gains = receive(self._runs.gains(trees)) if plan.is_measured else None
         elif self._is_drafting:
             self._runs.read_along(batch)

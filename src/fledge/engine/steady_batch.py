@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fledge.engine.sequence import Sequence
 from fledge.ops.accept import Walk
+from fledge.ops.noised_top import Draws
 from fledge.ops.root_pass import Ends
 from fledge.ops.sampling import SampledRows, SamplingBatch
 from fledge.ops.settle import FIRST_TOKEN, Standing, settle
@@ -167,11 +168,19 @@ class SteadyBatch:
         """What a pass over the newest tokens has to know."""
         return Ends(self.rows_B, self.lens_B, self.fresh_B, self.state_XB[_NUM_LINES:])
 
+    @property
+    def _numbers_3B(self) -> Tensor:
+        """Temperatures, top-p and min-p."""
+        return self.state_XB[_TEMPERATURE : _MIN_P + 1].view(torch.float64)
+
+    def draws(self, sampled_B: Tensor) -> Draws:
+        """How the requests sample, for a drafter."""
+        whole = sampled_B, self.state_XB[_SEED], self.said_B, self.state_XB[_TOP_K]
+        return Draws(*whole, *self._numbers_3B)
+
     def sampling(self, filters: "Filters") -> SamplingBatch:
         """How the requests choose their tokens."""
-        temperature_B, top_p_B, min_p_B = self.state_XB[_TEMPERATURE : _MIN_P + 1].view(
-            torch.float64
-        )
+        temperature_B, top_p_B, min_p_B = self._numbers_3B
         seed_B = self.state_XB[_SEED]
         if not filters.can_sample:
             is_greedy_B = _everyone(self.size, self.device)

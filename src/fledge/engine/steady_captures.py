@@ -133,7 +133,7 @@ class CapturesAhead:
             batch.fill([])
             trees = None
             if not plan.is_plain:
-                trees = self._runs.draft(batch, plan)
+                trees = self._runs.draft(batch, plan, filters)
                 if self._is_measured:
                     self._runs.gains(trees)
             elif self._wanted is not None:

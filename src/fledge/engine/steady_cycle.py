@@ -46,10 +46,16 @@ class SteadyCycle:
         self._walk = walk
 
     @torch.no_grad()
-    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> Draft:
+    def draft(self, batch: SteadyBatch, plan: DraftPlan, *, has_noise: bool) -> Draft:
         """Trees of all places."""
         assert isinstance(self._drafter, HeadDrafter)
-        return self._drafter.draft_steadily(batch, self._tables(batch), plan)
+        tables = self._tables(batch)
+        return self._drafter.draft_steadily(batch, tables, plan, can_sample=has_noise)
+
+    def drafts_with_noise(self, filters: Filters) -> bool:
+        """Whether drafts for requests that sample so are others than for greedy ones."""
+        is_noisy = isinstance(self._drafter, HeadDrafter) and self._drafter.has_noise
+        return is_noisy and filters.can_sample
 
     @torch.no_grad()
     def gains(self, draft: Draft, plan: DraftPlan) -> Tensor:

@@ -35,7 +35,8 @@ class SteadyRuns:
         """Whether a cycle of this plan is replayed."""
         number = None
         if not plan.is_plain:
-            number = self._graphs.number_of(_draft_kind(size, plan))
+            has_noise = self._cycle.drafts_with_noise(filters)
+            number = self._graphs.number_of(_draft_kind(size, plan, has_noise))
             if number is None:
                 return False
         return self._graphs.number_of(_verify_kind(size, number, filters)) is not None
@@ -44,9 +45,11 @@ class SteadyRuns:
         """Whether a cycle that keeps nothing for the head is replayed."""
         return self._graphs.number_of(_bare_kind(size, filters)) is not None
 
-    def draft(self, batch: SteadyBatch, plan: DraftPlan) -> Trees:
+    def draft(self, batch: SteadyBatch, plan: DraftPlan, filters: Filters) -> Trees:
+        has_noise = self._cycle.drafts_with_noise(filters)
         draft, number = self._graphs.run(
-            _draft_kind(batch.size, plan), lambda: self._cycle.draft(batch, plan)
+            _draft_kind(batch.size, plan, has_noise),
+            lambda: self._cycle.draft(batch, plan, has_noise=has_noise),
         )
         return Trees(draft, plan, number)
 
@@ -95,8 +98,8 @@ def _shape(plan: DraftPlan) -> tuple[int, int, int]:
     return plan.depth, plan.width, plan.nodes
 
 
-def _draft_kind(size: int, plan: DraftPlan) -> Hashable:
-    return ("draft", size, *_shape(plan))
+def _draft_kind(size: int, plan: DraftPlan, has_noise: bool) -> Hashable:
+    return ("draft", size, *_shape(plan), has_noise)
 
 
 def _bare_kind(size: int, filters: Filters) -> Hashable:

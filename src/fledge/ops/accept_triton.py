@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fledge.ops.noise_triton import gumbel_at, noise_base
 from fledge.ops.paged_shape import power_of_two
 from fledge.ops.sampling import SamplingBatch
 from fledge.ops.tree import TreeBatch
@@ -22,37 +23,17 @@ from fledge.ops.tree import TreeBatch
 _PART = 8192
 _COLUMNS = 1024
 _NO_TOKEN = tl.constexpr(2**62)
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-_FIRST_MULTIPLIER = tl.constexpr(0xBF58476D1CE4E5B9)
-_SECOND_MULTIPLIER = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
-def _mix(bits):
-    """The finaliser of SplitMix64, as in `noise`."""
-    bits = (bits ^ (bits >> 30)) * _FIRST_MULTIPLIER
-    bits = (bits ^ (bits >> 27)) * _SECOND_MULTIPLIER
-    return bits ^ (bits >> 31)
-
-
-@triton.jit
-def _gumbel(base, columns_C):
-    """The noise of `noise.gumbel` for stream 0; `base` holds seed and position."""
-    bits_C = _mix(base + _GOLDEN * (columns_C + 1).to(tl.uint64))
-    uniform_C = ((bits_C >> 12).to(tl.float64) + 0.5) * (2.0**-52)
-    return -tl.log(-tl.log(uniform_C))
-
-
-@triton.jit
-def _noise_base(place, node, seed, position, parents_ptr, num_nodes):
+def _base_of(place, node, seed, position, parents_ptr, num_nodes):
     """Mixed seed and output position of a node: its request's, and its depth below the root."""
     depth, above = 0, node
     # A node may be written below itself: then it is no draft, and nobody asks for its depth.
     while (above > 0) & (depth < num_nodes):
         above = tl.load(parents_ptr + place - node + above)
         depth += 1
-    base = _mix(seed.to(tl.uint64) + _GOLDEN)
-    return _mix(base + _GOLDEN * (position + depth + 1).to(tl.uint64))
+    return noise_base(seed, position + depth)
 
 
 @triton.jit(do_not_specialize=["num_nodes"])
@@ -83,7 +64,7 @@ def _choose_kernel(
         is_sampled = tl.load(greedy_ptr + request) == 0
         temperature = tl.load(temperature_ptr + request)
         seed, position = tl.load(seed_ptr + request), tl.load(position_ptr + request)
-        base = _noise_base(place, node, seed, position, parents_ptr, num_nodes)
+        base = _base_of(place, node, seed, position, parents_ptr, num_nodes)
     row_ptr = logits_ptr + tl.load(rows_ptr + place) * logits_stride
     best_C = tl.full([COLUMNS], float("-inf"), tl.float64)
     choice_C = tl.zeros([COLUMNS], tl.int64)
@@ -95,7 +76,7 @@ def _choose_kernel(
         is_bad_C |= ((score_C != score_C) | (score_C == float("inf"))).to(tl.int32)
         if CAN_SAMPLE:  # noqa: SIM102 (known when the kernel is compiled)
             if is_sampled:
-                score_C = score_C / temperature + _gumbel(base, columns_C)
+                score_C = score_C / temperature + gumbel_at(base, columns_C)
         is_better_C = score_C > best_C
         best_C = tl.where(is_better_C, score_C, best_C)
         choice_C = tl.where(is_better_C, columns_C, choice_C)

@@ -21,6 +21,7 @@ from fledge.ops import (
     gated_triton,
     head_input_triton,
     kv_triton,
+    noised_top_triton,
     norms_triton,
     paged_attention_triton,
     paged_join_triton,
@@ -38,11 +39,11 @@ HALVES = {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
 WIDE = ("table", "starts", "num_rows", "chain", "first", "context", "position", "slots", "from")
 WIDE += ("to", "addresses", "widths", "rows", "parents", "sizes", "seed", "choices", "drafts")
 WIDE += ("tokens", "nodes", "lengths", "failed", "indices")
-WIDE += ("to_target", "above_nodes", "front_tokens", "front_rows", "front_nodes")
+WIDE += ("top_k", "to_target", "above_nodes", "front_tokens", "front_rows", "front_nodes")
 TYPES = {
     **{f"{name}_ptr": "*i64" for name in WIDE},
     **{f"{name}_ptr": "*fp32" for name in ("max", "sum", "parts", "logprobs", "values")},
-    **{f"{name}_ptr": "*fp64" for name in ("scores", "temperature")},
+    **{f"{name}_ptr": "*fp64" for name in ("scores", "temperature", "top_p", "min_p")},
     **{"positions_ptr": "*i64", "columns_ptr": "*i32", "seen_ptr": "*u8", "greedy_ptr": "*u8"},
     **dict.fromkeys(("scale", "soft_cap", "factor", "root_of_block"), "fp32"),
     **{f"{name}_ptr": "*fp32" for name in ("center", "inverse", "hadamard", "thresholds")},
@@ -127,6 +128,8 @@ def main() -> None:
     compiled("best", top_logprobs_triton._part_kernel, {"PART": 4096}, "bf16", HOPPER)
     together = {"PARTS": 16, "FOUND": 64}
     compiled("best of parts", top_logprobs_triton._row_kernel, together, "fp32", HOPPER)
+    noised = {"SCALE": 1.5, "DROPPED": 2.0, "WIDTH": 8, "BLOCK": 32, "num_warps": 1}
+    compiled("best under noise", noised_top_triton._noised_kernel, noised, "fp32", HOPPER)
     widths = {"WIDTH": 576, "TAP_BLOCKS": 9, "ROW_BLOCKS": 27, "BLOCK": 64, "BITS": 5}
     coding = {**widths, "HAS_UNITS": True, "AT_ONCE": 64}
     compiled("coding", feature_codec_triton._quantise_kernel, coding, "bf16", HOPPER)

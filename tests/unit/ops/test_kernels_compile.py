@@ -14,7 +14,7 @@ SHARED_BYTES = {90: 227 * 1024, 89: 99 * 1024}
 
 
 @pytest.mark.parametrize(
-    ("module", "num_kernels"), [("kernels_for_devices", 21), ("cycle_kernels_for_devices", 6)]
+    ("module", "num_kernels"), [("kernels_for_devices", 22), ("cycle_kernels_for_devices", 6)]
 )
 def test_kernels_compile_and_fit(module: str, num_kernels: int, tmp_path: Path) -> None:
     environment = {
