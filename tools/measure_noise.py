@@ -30,10 +30,18 @@ from fledge.models.target import Target
 FIRST_SEED = 7
 
 
-def sampling_of(words: str) -> dict[str, float]:
-    """Of a temperature, or a temperature and a top-p."""
+def sampling_of(words: str, max_tokens: int, count: int) -> list[SamplingParams]:
+    """Of a temperature, or a temperature and a top-p; each request has a seed of its own."""
     temperature, _, top_p = words.partition("/")
-    return {"temperature": float(temperature), "top_p": float(top_p or 1.0)}
+    return [
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=float(temperature),
+            top_p=float(top_p or 1.0),
+            seed=FIRST_SEED + number,
+        )
+        for number in range(count)
+    ]
 
 
 def answer(
@@ -118,12 +126,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for sampling in options.sampling:
         for name in options.suite:
             prompts = spread(load_suite(name).prompts, options.prompts)
-            params = [
-                SamplingParams(
-                    max_tokens=options.max_tokens, seed=FIRST_SEED + i, **sampling_of(sampling)
-                )
-                for i in range(len(prompts))
-            ]
+            params = sampling_of(sampling, options.max_tokens, len(prompts))
             asked = [prompt.messages() for prompt in prompts]
             found = measure(target, head, options.trees, asked, params)
             cells.append({"sampling": sampling, "suite": Path(name).stem, **found})
