@@ -9,7 +9,7 @@ import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.outputs import Completion
-from fledge.engine.chain_planner import AdaptiveChains
+from fledge.engine.chain_planner import AdaptiveChains, ChainPlanners
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.store.compiler import find_compiler
@@ -31,7 +31,7 @@ def native() -> Iterator[None]:
 def target() -> Target:
     with choose_kernels("native"):
         target = target_of(tiny_model(NAME))
-        assert target.greedy_native() is not None
+        assert target.chain_native() is not None
     return target
 
 
@@ -81,7 +81,9 @@ def _knowing_head(target: Target) -> torch.nn.Module:
 def test_the_controller_changes_nothing(target: Target) -> None:
     asked = prompts(5)
     engine = Engine(target, tiny_head(target), _chains(4, max_requests=2))
-    engine._cycle.host._planner = AdaptiveChains(4)
+    engine._cycle.host._planners = ChainPlanners(
+        AdaptiveChains(4), AdaptiveChains(4, is_sampled=True)
+    )
     for _ in range(3):
         answers = engine.generate(asked, GREEDY)
         assert token_ids(answers) == greedy(NAME, asked)

@@ -10,6 +10,7 @@ does not, a small share of the time is spent on looking again.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.chain_estimates import ChainOutcome, Line, Rate, Speed, Trust
@@ -68,8 +69,10 @@ class FixedChains:
 class AdaptiveChains:
     """Chains as long as they pay."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, *, is_sampled: bool = False) -> None:
+        """`is_sampled` says that they are for requests above temperature 0."""
         self._depth = depth
+        self._name = "sampled_chains" if is_sampled else "chains"
         self._rows, self._steps = Line(), Line()
         self._speed = Speed()
         self._plain = Rate()
@@ -78,7 +81,7 @@ class AdaptiveChains:
         self._saved_s = 0.0
         self._since_plain = 0
         self._fresh_left = 0
-        self._trust, self._trust_in_copies = Trust(is_modest=True), Trust()
+        self._trust, self._trust_in_copies = Trust(is_modest=not is_sampled), Trust()
         self._num_drafting = self._num_plain = 0
 
     def begin(self) -> None:
@@ -150,7 +153,7 @@ class AdaptiveChains:
         plan = self._plan() if self._is_drafting else NO_CHAINS
         is_known = self._drafting.is_known and self._plain.is_known
         return {
-            "chains": {
+            self._name: {
                 "depth": plan.depth,
                 "least_drafted": plan.least_drafted,
                 "least_verified": plan.least_verified,
@@ -166,12 +169,23 @@ class AdaptiveChains:
         }
 
 
-def make_chains(tree: TreeSettings, *, is_adaptive: bool) -> FixedChains | AdaptiveChains | None:
+class ChainPlanners(NamedTuple):
+    """Who plans chains. What drafts are worth above temperature 0 says nothing of greedy ones."""
+
+    greedy: FixedChains | AdaptiveChains
+    sampled: FixedChains | AdaptiveChains
+    """For cycles with any request above temperature 0."""
+
+    def state(self) -> dict[str, object]:
+        return self.greedy.state() | self.sampled.state()
+
+
+def make_chains(tree: TreeSettings, *, is_adaptive: bool) -> ChainPlanners | None:
     """Who plans chains; None where trees that have branches are asked for in every cycle."""
     depth = min(tree.depth, tree.budget)
     if is_adaptive:
-        return AdaptiveChains(depth)
-    return FixedChains(depth) if tree.width == 1 else None
+        return ChainPlanners(AdaptiveChains(depth), AdaptiveChains(depth, is_sampled=True))
+    return ChainPlanners(FixedChains(depth), FixedChains(depth)) if tree.width == 1 else None
 
 
 def path_probabilities(probabilities: list[float]) -> list[float]:

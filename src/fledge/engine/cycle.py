@@ -177,6 +177,7 @@ def make_cycle(
         settings=settings,
         waits_for_cycles=waits_for_cycles,
     )
+    # Greedy requests walk alike by both rules; sampled ones are drawn on the host by one of them.
     is_exact = walk in (walk_gumbel, walk_rejection)
     is_adaptive = isinstance(controller, AdaptiveController)
     host = HostCycle(
@@ -187,6 +188,7 @@ def make_cycle(
         end,
         settings,
         is_exact=is_exact,
+        can_sample=walk is walk_gumbel,
         is_adaptive=is_adaptive,
     )
     return Cycle(

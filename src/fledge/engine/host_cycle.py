@@ -1,9 +1,9 @@
-"""Cycles of greedy requests on a CPU in two calls: one that drafts, one that verifies.
+"""Cycles on a CPU in a few native calls: one that drafts, one that verifies, one that draws.
 
-Where a cycle needs no more than the best token of each row, no tree, mask or logit is made: the
-head drafts chains, the target reads them, and a walk down a chain compares two lists. Everything
-else (prompts, sampling, grammars, logprobs, trees with branches) takes the ordinary way, between
-whose cycles these fit: cache, sequences and results are the same.
+Where a cycle needs no more than the token behind each row, no tree or mask is made: the head drafts
+chains, the target reads them, and a walk down a chain compares two lists. Everything else (prompts,
+rules, grammars, logprobs, trees with branches) takes the ordinary way, between whose cycles these
+fit: cache, sequences and results are the same. Nothing is drawn where all requests are greedy.
 
 What the target leaves for the head is fused only when the head is next asked, or when someone else
 may look: `leave` hands it over.
@@ -18,6 +18,7 @@ from fledge.engine.chain_planner import (
     NO_CHAINS,
     AdaptiveChains,
     ChainPlan,
+    ChainPlanners,
     FixedChains,
     make_chains,
 )
@@ -31,9 +32,10 @@ from fledge.engine.host_drafts import HostDrafted, HostDrafts, no_drafts
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 from fledge.engine.waiting_features import MOST_WAITING, WaitingFeatures
-from fledge.models.native_greedy import GreedyPasses
+from fledge.models.native_passes import ChainPasses
 from fledge.models.target import Target
 from fledge.ops.native_chains import TokenChain
+from fledge.ops.native_walk import Draw
 
 
 class HostCycle:
@@ -49,9 +51,11 @@ class HostCycle:
         settings: EngineSettings,
         *,
         is_exact: bool,
+        can_sample: bool,
         is_adaptive: bool,
     ) -> None:
-        """`is_exact` says whether drafts are accepted as they should be, not by chance."""
+        """`is_exact` says whether drafts are accepted as they should be, not by chance;
+        `can_sample` whether those are accepted that the target itself would draw."""
         self._target, self._cache, self._drafter = target, cache, drafter
         self._scheduler, self._end, self._settings = scheduler, end, settings
         self._is_on = (
@@ -60,13 +64,15 @@ class HostCycle:
             and settings.graphs != "on"
             and isinstance(drafter, HeadDrafter | NoDrafter)
         )
-        self._planner: FixedChains | AdaptiveChains | None = None
+        self._can_sample = can_sample
+        self._planners: ChainPlanners | None = None
         if isinstance(drafter, HeadDrafter):
-            self._planner = make_chains(settings.tree, is_adaptive=is_adaptive)
-            self._is_on &= self._planner is not None
-        self._passes: GreedyPasses | None = None
+            self._planners = make_chains(settings.tree, is_adaptive=is_adaptive)
+            self._is_on &= self._planners is not None
+        self._passes: ChainPasses | None = None
         self._drafts: HostDrafts | None = None
         self._served: list[Sequence] = []
+        self._is_sampled = False
         self._waiting: WaitingFeatures | None = None
 
     def runs(self) -> bool:
@@ -88,10 +94,13 @@ class HostCycle:
         ]
         assert self._passes is not None
         num_waiting = 0 if self._waiting is None else len(self._waiting.slots)
-        best = self._passes.run(chains, features_at=num_waiting)
+        draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in running]
+        tokens = self._passes.run(
+            chains, draws if self._is_sampled else None, features_at=num_waiting
+        )
         verified = time.perf_counter()
         times = (started, drafted, verified)
-        self._finish(list(running), chains, best, times, plan, made)
+        self._finish(list(running), chains, tokens, times, plan, made)
         return True
 
     def leave(self) -> None:
@@ -106,19 +115,27 @@ class HostCycle:
             self._waiting.slots.clear()
 
     def state(self) -> dict[str, object]:
-        return {} if self._planner is None else self._planner.state()
+        return {} if self._planners is None else self._planners.state()
+
+    @property
+    def _planner(self) -> FixedChains | AdaptiveChains | None:
+        if self._planners is None:
+            return None
+        return self._planners.sampled if self._is_sampled else self._planners.greedy
 
     def _can_serve(self, running: list[Sequence]) -> bool:
         served = self._served
         is_known = len(served) == len(running) and all(map(_is_same, served, running))
         if not is_known:
             self._served = []
-            if not all(_asks_little(seq) for seq in running) or not self._prepare():
+            if not all(self._asks_little(seq) for seq in running) or not self._prepare():
                 return False
             self._served = list(running)
+            self._is_sampled = not all(seq.request.params.is_greedy for seq in running)
             is_new = all(len(seq.output_ids) <= 1 for seq in running)
-            if is_new and isinstance(self._planner, AdaptiveChains):
-                self._planner.begin()
+            planner = self._planner
+            if is_new and isinstance(planner, AdaptiveChains):
+                planner.begin()
         most = self._settings.tree.depth + 2
         context_len = self._target.context_len
         return all(
@@ -126,9 +143,15 @@ class HostCycle:
             for seq in running
         )
 
+    def _asks_little(self, seq: Sequence) -> bool:
+        """Whether the token behind each row is all that the request needs."""
+        params = seq.request.params
+        is_free = seq.grammar is None and not seq.rules.is_any
+        return (params.is_greedy or self._can_sample) and params.logprobs is None and is_free
+
     def _prepare(self) -> bool:
         """Lay out what the kernels are called with, where there are kernels."""
-        native = self._target.greedy_native()
+        native = self._target.chain_native()
         drafter, head = self._drafter, None
         if isinstance(drafter, HeadDrafter):
             head = None if drafter.fast is None else drafter.fast.native
@@ -140,7 +163,7 @@ class HostCycle:
         settings, most = self._settings, self._settings.max_requests
         depth = min(settings.tree.depth, settings.tree.budget)
         tables = self._cache.all_tables
-        self._passes = GreedyPasses(
+        self._passes = ChainPasses(
             native,
             self._target.embedding,
             self._cache.target_memory,
@@ -164,14 +187,15 @@ class HostCycle:
         return True
 
     def _choose(self, running: list[Sequence]) -> ChainPlan:
-        if self._planner is None or self._drafts is None:
+        planner = self._planner
+        if planner is None or self._drafts is None:
             return NO_CHAINS
         # What comes behind the last token that may be said is of no use.
         left = max(seq.request.max_new_tokens - len(seq.output_ids) for seq in running) - 1
         if left <= 0 or not any(seq.request.params.speculate for seq in running):
             return NO_CHAINS
         room = self._settings.max_pass_tokens // len(running) - 1
-        plan = self._planner.choose()
+        plan = planner.choose()
         depth = max(0, min(plan.depth, left, room))
         return plan if depth == plan.depth else replace(plan, depth=depth)
 
@@ -182,7 +206,7 @@ class HostCycle:
         self,
         running: list[Sequence],
         chains: list[TokenChain],
-        best: list[int | None],
+        tokens: list[int | None],
         times: tuple[float, float, float],
         plan: ChainPlan,
         made: HostDrafted,
@@ -191,8 +215,8 @@ class HostCycle:
         said, start = [], 0
         for seq, one in zip(running, made.chains, strict=True):
             stop = start + 1 + len(one.token_ids)
-            tokens = best[start:stop]
-            said.append(walk_chain(seq, one.token_ids, tokens, is_copied=one.is_copied))
+            behind = tokens[start:stop]
+            said.append(walk_chain(seq, one.token_ids, behind, is_copied=one.is_copied))
             start = stop
         before = [seq.kv_len for seq in running]
         result = commit(said)
@@ -219,20 +243,14 @@ class HostCycle:
         )
         now = time.perf_counter()
         report = replace(report, other_s=now - started - report.target_s - report.draft_s)
-        if isinstance(self._planner, AdaptiveChains):
+        planner = self._planner
+        if isinstance(planner, AdaptiveChains):
             self._end.stats.count_cycle(report)
             outcomes = [one.outcome(end) for one, end in zip(made.chains, said, strict=True)]
-            self._planner.observe(report, made.num_levels, outcomes)
+            planner.observe(report, made.num_levels, outcomes)
         else:
             self._end.report(report)
 
 
 def _is_same(one: Sequence, other: Sequence) -> bool:
     return one is other
-
-
-def _asks_little(seq: Sequence) -> bool:
-    """Whether the best token of each row is all that the request needs."""
-    params = seq.request.params
-    is_free = seq.grammar is None and not seq.rules.is_any
-    return params.is_greedy and params.logprobs is None and is_free

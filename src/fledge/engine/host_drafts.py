@@ -20,6 +20,7 @@ from fledge.models.native_drafts import ChainDrafts, NativeDrafts, Rival
 from fledge.models.native_head import NativeHead
 from fledge.ops.copies import limit_of, probabilities_of
 from fledge.ops.native_chains import TokenChain
+from fledge.ops.native_walk import Draw
 
 _MOST_UNREAD = 16
 """Tokens that a head reads on the way to drafting; more are read in passes of their own."""
@@ -123,12 +124,15 @@ class HostDrafts:
             TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
             for seq in drafting
         ]
+        params = [seq.request.params for seq in drafting]
+        draws = [Draw(one, len(seq.output_ids)) for one, seq in zip(params, drafting, strict=True)]
         found = self.native.draft(
             chains,
             waiting.features_NF,
             waiting.slots,
             depth=plan.depth,
             least=plan.least_drafted,
+            draws=None if all(one.is_greedy for one in params) else draws,
             rivals=rivals,
         )
         waiting.slots.clear()

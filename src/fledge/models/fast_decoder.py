@@ -109,8 +109,8 @@ class FastDecoder:
         return self._forward_plain(packed, memory, logit_rows_R, taps)
 
     @property
-    def greedy_native(self) -> NativeDecoder | None:
-        """The native layers, where the best product of a row is its best logit."""
+    def chain_native(self) -> NativeDecoder | None:
+        """The native layers, where a row's products are its logits."""
         is_wanted = uses_native(self._embedding.weight, self._num_bytes)
         is_shaped = self._readout.scale != 1.0 or self._readout.soft_cap is not None
         return self._native if is_wanted and not is_shaped else None

@@ -63,7 +63,7 @@ class NativeDecoder:
         self.windows = tuple(dict.fromkeys(layer.spec.window for layer in parts.layers))
         self._layers = [self._describe(layer) for layer in parts.layers]
         self._head = self._matrix(parts.to_logits)
-        self._vocab_size = int(self._head.num_rows)
+        self.vocab_size = int(self._head.num_rows)
         self._held: dict[tuple[int, ...], tuple[Any, CDecoder, Kept]] = {}
 
     @property
@@ -100,7 +100,7 @@ class NativeDecoder:
             if tap == 0:
                 column.copy_(stream_TD)
         num_logits = num_rows if logit_rows_R is None else logit_rows_R.shape[0]
-        logits_RV = stream_TD.new_empty(num_logits, self._vocab_size)
+        logits_RV = stream_TD.new_empty(num_logits, self.vocab_size)
         final_TD = torch.empty_like(stream_TD)
         views = (CView * len(paged))(
             *(

@@ -1,8 +1,9 @@
 """Chains of drafts of a head on a CPU in one call of the native kernels.
 
 Features of committed tokens are fused, the committed tokens that the head has not read are read,
-and then it goes on from its own best token, step by step. `HeadDrafter.draft` with trees of width 1
-is the twin. Weights are those of `NativeHead`.
+and then it goes on from its own best token, step by step; above temperature 0 that is the best
+under the noise that the target will add (`ops/noised_top.py`). `HeadDrafter.draft` with trees of
+width 1 is the twin. Weights are those of `NativeHead`.
 
 Legend: B requests, T rows, N rows of features, F their width.
 """
@@ -19,6 +20,8 @@ from fledge.models.native_head import NativeHead
 from fledge.ops.kv import KVPool
 from fledge.ops.native_chains import ChainRows, TokenChain
 from fledge.ops.native_structs import CChain, CDecoder
+from fledge.ops.native_walk import Draw, NativeDraws
+from fledge.ops.noised_top import num_candidates
 from fledge.ops.paged import BlockTables
 
 
@@ -69,6 +72,7 @@ class NativeDrafts:
         self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
         self._copied = np.zeros(max_requests, dtype=np.int64)
         self._limits = np.zeros(max_requests, dtype=np.float32)
+        self._draws = NativeDraws(max_requests)
         self._tokens = np.zeros(max_requests * max_depth, dtype=np.int64)
         self._probabilities = np.zeros(max_requests * max_depth, dtype=np.float32)
         self._num_levels = np.zeros(1, dtype=np.int64)
@@ -84,11 +88,13 @@ class NativeDrafts:
         *,
         depth: int,
         least: float = 0.0,
+        draws: Sequence[Draw] | None = None,
         rivals: Sequence[Rival] = (),
     ) -> ChainDrafts:
         """Drafts behind each chain, up to a depth, or until all are less probable than `least`.
 
-        A request whose rival wins has drafts behind its first that mean nothing, if any.
+        With `draws` they are guesses at what each request will draw there. A request whose rival
+        wins has drafts behind its first that mean nothing, if any.
 
         Features are those of the slots given, which no call was given before; they are stored.
         """
@@ -100,6 +106,8 @@ class NativeDrafts:
         c.features, c.num_features = features_NF.data_ptr(), len(slots)
         c.feature_slots = slots.ctypes.data
         c.depth, c.least = depth, least
+        c.draws = None if draws is None else self._draws.address
+        self._draws.write(draws or ())
         self._copied[: len(chains)] = -1
         for rival in rivals:
             self._copied[rival.place], self._limits[rival.place] = rival.token_id, rival.limit
@@ -138,6 +146,7 @@ class NativeDrafts:
             to_target=self._head.draft_to_target_V.data_ptr(),
             copied=self._copied.ctypes.data,
             limits=self._limits.ctypes.data,
+            num_candidates=num_candidates(1, products.to_logits.c.num_rows),
             drafts=self._tokens.ctypes.data,
             probabilities=self._probabilities.ctypes.data,
             num_levels=self._num_levels.ctypes.data,

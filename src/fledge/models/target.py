@@ -173,10 +173,10 @@ class Target:
             )
         return output.logits[0], [captured[tap] for tap in taps]
 
-    def greedy_native(self) -> NativeDecoder | None:
-        """Native layers that can say the best token of a row without its logits, if there are."""
+    def chain_native(self) -> NativeDecoder | None:
+        """Native layers for passes over chains, if there are."""
         fast = self._fast_decoder() if self.device.type == "cpu" else None
-        return None if fast is None else fast.greedy_native
+        return None if fast is None else fast.chain_native
 
     @torch.no_grad()
     def read(

@@ -49,12 +49,15 @@ class NativeLibrary:
         self.run_step.argtypes = [pointer, pointer, number]
         self.run_chain = loaded.fledge_chain
         self.run_chain.argtypes = [pointer, pointer, number]
+        self.run_walk = loaded.fledge_walk
+        self.run_walk.argtypes = [pointer, number]
         for function in (
             self.pack,
             self.multiply,
             self.run_pass,
             self.run_step,
             self.run_chain,
+            self.run_walk,
         ):
             function.restype = number
 

@@ -142,9 +142,24 @@ class CChain(ctypes.Structure):
         ("least", ctypes.c_float),
         ("copied", _pointer),
         ("limits", _pointer),
+        ("draws", _pointer),
+        ("num_candidates", _number),
         ("drafts", _pointer),
         ("probabilities", _pointer),
         ("num_levels", _pointer),
+    )
+
+
+class CWalk(ctypes.Structure):
+    _fields_ = (
+        ("logits", _pointer),
+        ("num_columns", _number),
+        ("num_requests", _number),
+        ("starts", _pointer),
+        ("counts", _pointer),
+        ("tokens", _pointer),
+        ("draws", _pointer),
+        ("said", _pointer),
     )
 
 

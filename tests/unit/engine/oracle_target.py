@@ -50,7 +50,7 @@ class OracleTarget:
         self.num_rows: list[int] = []
         """Rows of each pass."""
 
-    def greedy_native(self) -> None:
+    def chain_native(self) -> None:
         """It has no kernels."""
 
     def forward(

@@ -8,7 +8,6 @@ from fledge.contracts.settings import TreeSettings
 from fledge.engine.chain_estimates import ChainOutcome, Trust
 from fledge.engine.chain_planner import (
     AdaptiveChains,
-    FixedChains,
     make_chains,
     path_probabilities,
 )
@@ -192,11 +191,14 @@ def test_what_is_known_of_a_head_outlasts_copies() -> None:
 
 def test_who_plans() -> None:
     chain, tree = TreeSettings(depth=5, width=1, budget=3), TreeSettings()
-    assert isinstance(make_chains(tree, is_adaptive=True), AdaptiveChains)
+    adaptive = make_chains(tree, is_adaptive=True)
+    assert adaptive is not None
+    assert isinstance(adaptive.greedy, AdaptiveChains)
+    assert set(adaptive.state()) == {"chains", "sampled_chains"}
     assert make_chains(tree, is_adaptive=False) is None
     fixed = make_chains(chain, is_adaptive=False)
-    assert isinstance(fixed, FixedChains)
-    assert fixed.choose().depth == 3
+    assert fixed is not None
+    assert fixed.greedy.choose().depth == fixed.sampled.choose().depth == 3
     assert fixed.state() == {}
     assert path_probabilities([0.5, float("nan"), 0.9]) == [0.5, 0.0, 0.0]
 

@@ -45,7 +45,7 @@ class Reciter:
         self._script = script
         self.tokenizer = tokenizer
 
-    def greedy_native(self) -> None:
+    def chain_native(self) -> None:
         """It has no kernels."""
 
     def forward(

@@ -55,9 +55,15 @@ static Best best_of_slice(const float* row, int64_t count, int64_t first, bool h
     return found;
 }
 
+// What is to be found out about the outputs of each row.
+struct Search {
+    bool has_sums;
+    float* outputs;  // [rows, outputs]: all of them, if they are to be kept
+};
+
 // The best outputs of some blocks of a piece, for each row of x; they go on from what is there.
 static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t column, const float* x,
-                           int64_t x_stride, int64_t num_rows, Share blocks, bool has_sums,
+                           int64_t x_stride, int64_t num_rows, Share blocks, const Search& search,
                            Near& near, Best* best) {
     for (int64_t t = 0; t < num_rows; t += MOST_ROWS) {
         int64_t rows = num_rows - t < MOST_ROWS ? num_rows - t : MOST_ROWS;
@@ -68,18 +74,24 @@ static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t col
             // The products of the slice begin where those of the whole matrix would have their place.
             multiply_piece(matrix, piece, column, x + t * x_stride, x_stride, rows,
                            near.slice - column - first, SLICE, Share{begin, end}, near);
-            for (int64_t r = 0; r < rows; r++)
+            for (int64_t r = 0; r < rows; r++) {
+                const float* slice = near.slice + r * SLICE;
                 best[t + r] = better_of(
                     best[t + r],
-                    best_of_slice(near.slice + r * SLICE, last - first, column + first, has_sums),
-                    has_sums);
+                    best_of_slice(slice, last - first, column + first, search.has_sums),
+                    search.has_sums);
+                if (search.outputs != nullptr)
+                    memcpy(search.outputs + (t + r) * matrix.num_rows + column + first, slice,
+                           size_t(last - first) * sizeof(float));
+            }
         }
     }
 }
 
 // One part of so many of the best outputs of each row; parts are in the order of the outputs.
 static void best_of_part(const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
-                         int64_t part, int64_t num_parts, bool has_sums, Near& near, Best* best) {
+                         int64_t part, int64_t num_parts, const Search& search, Near& near,
+                         Best* best) {
     for (int64_t t = 0; t < num_rows; t++) best[t] = nothing_yet();
     int64_t num_blocks = 0, column = 0, before = 0;
     for (int p = 0; p < matrix.num_pieces; p++) num_blocks += blocks_of(matrix.pieces[p]);
@@ -91,7 +103,7 @@ static void best_of_part(const Matrix& matrix, const float* x, int64_t x_stride,
         int64_t end = share.end - before < count ? share.end - before : count;
         if (begin < end)
             best_of_blocks(matrix, piece, column, x, x_stride, num_rows, Share{begin, end},
-                           has_sums, near, best);
+                           search, near, best);
         before += count;
         column += piece.num_rows;
     }
@@ -100,18 +112,18 @@ static void best_of_part(const Matrix& matrix, const float* x, int64_t x_stride,
 // The best output of each row; `parts` has room for what each part finds. Then `after` goes on.
 template <typename After>
 void find_best(Member& me, const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
-               bool has_sums, Best* parts, After after) {
+               const Search& search, Best* parts, After after) {
     int64_t num_parts = me.parts_of(matrix.num_rows / UNIT);
     me.work(
         num_parts,
         [&](int64_t part) {
-            best_of_part(matrix, x, x_stride, num_rows, part, num_parts, has_sums,
-                         near_of_thread(), parts + part * num_rows);
+            best_of_part(matrix, x, x_stride, num_rows, part, num_parts, search, near_of_thread(),
+                         parts + part * num_rows);
         },
         [&] {
             for (int64_t part = 1; part < num_parts; part++)
                 for (int64_t t = 0; t < num_rows; t++)
-                    parts[t] = better_of(parts[t], parts[part * num_rows + t], has_sums);
+                    parts[t] = better_of(parts[t], parts[part * num_rows + t], search.has_sums);
             after(parts);
         });
 }

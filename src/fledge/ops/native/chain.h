@@ -1,8 +1,10 @@
 // Chains of drafts: a head reads what was committed since its last turn, then goes on from its own
-// best token, step by step, in one call.
+// best token, step by step, in one call. For requests above temperature 0 the best one is the best
+// under the noise that the target will add.
 #pragma once
 
 #include "best.h"
+#include "guesses.h"
 
 struct Chain {
     Rows rows;  // committed tokens that it has not read: a chain for each request, at least one
@@ -23,6 +25,8 @@ struct Chain {
     float least;          // a chain goes on while it is at least so probable
     const int64_t* copied;  // [requests]: first token of what may be copied instead, -1 for none
     const float* limits;    // [requests]: a first draft that differs must be as probable as this
+    const Draw* draws;    // [requests], or missing where all are greedy
+    int64_t num_candidates;
     int64_t* drafts;      // [depth, requests]
     float* probabilities;  // [depth, requests]: of each draft behind those before it
     int64_t* num_levels;
@@ -34,6 +38,7 @@ struct ChainWork {
     Work work;
     Best* best;
     float *fused, *stream, *normed;
+    float* logits;    // [requests, draft tokens], where there are draws
     int64_t* newest;  // the token that each request goes on from
     float* path;      // how probable its chain is
     bool goes_on;
@@ -91,6 +96,18 @@ bool is_copied(const Chain& chain, int64_t b, int64_t draft, float probability) 
     return chain.copied[b] >= 0 && (draft == chain.copied[b] || probability < chain.limits[b]);
 }
 
+// A request's draft, as the head's own number of it, and how probable it is.
+Guess guess(const Chain& chain, const ChainWork& room, int64_t b, int64_t level) {
+    const Best& best = room.best[b];
+    if (!is_number(best)) return {0, 0.0f};
+    bool takes_best = chain.draws == nullptr || chain.draws[b].temperature <= 0.0 ||
+                      chain.draws[b].top_k == 1;
+    if (takes_best) return {best.index, 1.0f / best.sum};
+    int64_t count = chain.to_logits.num_rows;
+    return guess_under_noise(room.logits + b * count, count, best.value, chain.draws[b], level,
+                             chain.to_target, chain.num_candidates);
+}
+
 // One step of all requests: their newest tokens' outputs, and the best token behind each.
 void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Work& work,
                ChainWork& room, int64_t level) {
@@ -105,13 +122,12 @@ void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Wor
     mlp(me, layer, work, num_requests, [&](Share rows) {
         add_and_norm(work.fresh, {}, room.stream, decoder.final_norm, room.normed, hidden, rows);
     });
-    find_best(me, chain.to_logits, room.normed, hidden, num_requests, true, room.best,
-              [&](const Best* best) {
+    find_best(me, chain.to_logits, room.normed, hidden, num_requests, Search{true, room.logits},
+              room.best, [&](const Best*) {
                   room.goes_on = false;
                   for (int64_t b = 0; b < num_requests; b++) {
-                      bool is_good = is_number(best[b]);
-                      float probability = is_good ? 1.0f / best[b].sum : 0.0f;
-                      room.newest[b] = chain.to_target[is_good ? best[b].index : 0];
+                      auto [index, probability] = guess(chain, room, b, level);
+                      room.newest[b] = chain.to_target[index];
                       room.path[b] *= probability;
                       if (level == 0 && is_copied(chain, b, room.newest[b], probability))
                           room.path[b] = 0.0f;

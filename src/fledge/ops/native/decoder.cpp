@@ -4,6 +4,7 @@
 #include "blocks.h"
 #include "chain.h"
 #include "packing.h"
+#include "walk.h"
 
 extern "C" {
 
@@ -46,6 +47,7 @@ int64_t fledge_multiply(const Matrix* matrix, const float* x, int64_t x_stride, 
 int64_t fledge_pass(const Decoder* decoder, const Pass* pass, int64_t num_threads);
 int64_t fledge_step(const Decoder* decoder, const Step* step, int64_t num_threads);
 int64_t fledge_chain(const Decoder* decoder, const Chain* chain, int64_t num_threads);
+int64_t fledge_walk(const Walk* walk, int64_t num_threads);
 }
 
 namespace {
@@ -93,7 +95,7 @@ void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Wor
     }
     const Matrix& matrix = decoder.to_logits;
     if (pass.logits == nullptr) {
-        find_best(me, matrix, from, hidden, count, false, room, [&](const Best* best) {
+        find_best(me, matrix, from, hidden, count, Search{}, room, [&](const Best* best) {
             for (int64_t r = 0; r < count; r++) {
                 pass.best_tokens[r] = best[r].index;
                 pass.best_logits[r] = best[r].value;
@@ -228,16 +230,35 @@ int64_t fledge_chain(const Decoder* decoder, const Chain* chain, int64_t num_thr
         int64_t size = decoder->hidden_size, count = chain->rows.num_requests;
         static thread_local std::vector<float> floats;
         static thread_local std::vector<int64_t> tokens;
-        floats.resize(size_t((chain->num_features + 2 * count) * size + count));
+        int64_t num_logits = chain->draws == nullptr ? 0 : count * chain->to_logits.num_rows;
+        floats.resize(size_t((chain->num_features + 2 * count) * size + count + num_logits));
         tokens.resize(size_t(count));
         room.best = room_for_best(count, num_threads);
         room.fused = floats.data();
         room.stream = room.fused + chain->num_features * size;
         room.normed = room.stream + count * size;
         room.path = room.normed + count * size;
+        room.logits = num_logits > 0 ? room.path + count : nullptr;
         room.newest = tokens.data();
         for (int64_t b = 0; b < count; b++) room.path[b] = 1.0f;
         on_threads(num_threads, chain->depth * (PHASES_OF_LAYER + OTHER_PHASES) + OTHER_PHASES,
                    [&](Member& me) { run_chain(me, *decoder, *chain, room); });
+    });
+}
+
+int64_t fledge_walk(const Walk* walk, int64_t num_threads) {
+    return guarded([&] {
+        static thread_local std::vector<Glance> glances;
+        static thread_local std::vector<int64_t> walking;
+        int64_t count = walk->num_requests, num_levels = 0;
+        for (int64_t b = 0; b < count; b++)
+            num_levels = walk->counts[b] > num_levels ? walk->counts[b] : num_levels;
+        glances.resize(size_t(count * num_threads * PARTS_PER_THREAD));
+        walking.resize(size_t((num_levels + 1) * (count + 1)));
+        WalkRoom room = {glances.data(), walking.data() + num_levels + 1, walking.data(), count};
+        room.num_walking[0] = count;
+        for (int64_t b = 0; b < count; b++) room.walking[b] = b;
+        on_threads(num_threads, num_levels * PHASES_OF_WALK_LEVEL,
+                   [&](Member& me) { run_walk(me, *walk, room); });
     });
 }

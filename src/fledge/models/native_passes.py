@@ -1,10 +1,10 @@
-"""Passes of a target over chains of a few requests that ask for the best token behind each row.
+"""Passes of a target over chains of a few requests that ask for the token behind each row.
 
 The same kernels as `NativeDecoder.forward`, with less around them: everything but the tokens and a
-few lengths is laid out once, and logits are never written. `Target.forward` and `argmax` are the
-twin; a row's logits have the same bits there.
+few lengths is laid out once, and logits are only written where a request is above temperature 0.
+`Target.forward` and `sample` are the twin; a row's logits have the same bits there.
 
-Legend: T rows, D hidden size, F tapped features.
+Legend: T rows, D hidden size, F tapped features, V vocabulary.
 """
 
 import ctypes
@@ -19,10 +19,11 @@ from fledge.models.native_decoder import NativeDecoder, repeat_taps
 from fledge.ops.kv import KVMemory
 from fledge.ops.native_chains import ChainRows, TokenChain
 from fledge.ops.native_structs import CPass, CView
+from fledge.ops.native_walk import Draw, NativeWalk
 from fledge.ops.paged import BlockTables
 
 
-class GreedyPasses:
+class ChainPasses:
     """Passes over one cache."""
 
     def __init__(
@@ -48,6 +49,8 @@ class GreedyPasses:
 
         self._tokens = np.zeros(max_rows, dtype=np.int64)
         self._logits = np.zeros(max_rows, dtype=np.float32)
+        self._walk = NativeWalk(native.library, self.rows)
+        self._logits_TV = torch.empty(0, native.vocab_size)
         views = self.rows.views(tables, native.windows)
         self._c = CPass(
             self.rows.c,
@@ -64,16 +67,40 @@ class GreedyPasses:
             self._logits.ctypes.data,
         )
 
-    def run(self, chains: Sequence[TokenChain], *, features_at: int = 0) -> list[int | None]:
-        """The best token behind each row, chain by chain; None where logits are no numbers.
+    def run(
+        self,
+        chains: Sequence[TokenChain],
+        draws: Sequence[Draw] | None = None,
+        *,
+        features_at: int = 0,
+    ) -> list[int | None]:
+        """The token behind each row, chain by chain; None where logits are no numbers.
 
-        Features of the rows are left from row `features_at` on.
+        The best one of each, or with `draws` what each request draws, down to its first draft that
+        differs. Features of the rows are left from row `features_at` on.
         """
         num_rows = self.rows.write(chains)
+        logits_TV = None if draws is None else self._room_for_logits(num_rows)
+        self._run_pass(num_rows, logits_TV, features_at)
+        if draws is not None and logits_TV is not None:
+            return self._walk.run(logits_TV, chains, draws)
+        tokens: list[int | None] = self._tokens[:num_rows].tolist()
+        is_good = np.isfinite(self._logits[:num_rows])
+        if is_good.all():
+            return tokens
+        return [token if good else None for token, good in zip(tokens, is_good, strict=True)]
+
+    def _room_for_logits(self, num_rows: int) -> Tensor:
+        if self._logits_TV.shape[0] < num_rows:
+            self._logits_TV = torch.empty(num_rows, self._native.vocab_size)
+        return self._logits_TV[:num_rows]
+
+    def _run_pass(self, num_rows: int, logits_TV: Tensor | None, features_at: int) -> None:
         stream_TD = self._embed(self.rows.tokens_T[:num_rows])
         c = self._c
         c.rows = self.rows.c
         c.stream, c.num_logit_rows = stream_TD.data_ptr(), num_rows
+        c.logits = None if logits_TV is None else logits_TV.data_ptr()
         if self._taps:
             features_TF = self.features_XF[features_at : features_at + num_rows]
             c.features = features_TF.data_ptr()
@@ -87,8 +114,3 @@ class GreedyPasses:
         if failed:
             raise CapacityError(f"there is no memory left for a pass of {num_rows} tokens.")
         repeat_taps(self.features_XF[features_at : features_at + num_rows], self._taps)
-        tokens = self._tokens[:num_rows].tolist()
-        is_good = np.isfinite(self._logits[:num_rows])
-        if is_good.all():
-            return tokens  # type: ignore[no-any-return]
-        return [token if good else None for token, good in zip(tokens, is_good, strict=True)]
