@@ -1,6 +1,7 @@
 """What the cycles of a CPU are made of against its twins: best tokens, and chains of drafts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fledge.models.head import Eagle3Head
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.native_chains import TokenChain
+from fledge.ops.native_walk import Draw
 from fledge.ops.paged import make_tree_pass
 from fledge.store.compiler import find_compiler
 from fledge.testing import target_of, tiny_head, tiny_model
@@ -39,13 +41,15 @@ def _four_bits(head: Eagle3Head) -> Eagle3Head:
     return head
 
 
-def _begun(target: Target, count: int) -> tuple[Engine, list[Sequence]]:
+def _begun(
+    target: Target, count: int, kinds: list[SamplingParams] | None = None
+) -> tuple[Engine, list[Sequence]]:
     """An engine with some requests that have said a few tokens."""
     tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
     settings = EngineSettings(controller="fixed", tree=tree, block_size=4)
     engine = Engine(target, _four_bits(tiny_head(target)), settings)
-    params = SamplingParams(max_tokens=60)
-    sequences = [engine.add(engine.make_request(p, params)) for p in prompts(count)]
+    asked = zip(prompts(count), kinds or [SamplingParams(max_tokens=60)] * count, strict=True)
+    sequences = [engine.add(engine.make_request(ids, params)) for ids, params in asked]
     while not all(len(seq.output_ids) > 4 for seq in sequences):
         engine.step()
     assert all(seq.row >= 0 for seq in sequences)
@@ -115,3 +119,47 @@ def test_chains_are_those_of_the_twin(count: int) -> None:
         chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH, least=least
     )
     assert short.token_ids == ours.token_ids[:1]
+
+
+SAMPLED = [
+    SamplingParams(max_tokens=60, temperature=1.0, seed=4),
+    SamplingParams(max_tokens=60, temperature=0.7, top_p=0.9, seed=2**63 - 1),
+    SamplingParams(max_tokens=60),
+    SamplingParams(max_tokens=60, temperature=1.3, top_k=5, top_p=0.8, min_p=0.05, seed=1),
+    SamplingParams(max_tokens=60, temperature=1e-30, min_p=0.3, seed=9),
+    SamplingParams(max_tokens=60, temperature=2.0, top_k=1, seed=6),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chains_under_noise_are_those_of_the_twin(seed: int) -> None:
+    """Drafts, and how probable they are said to be: greedy requests beside sampled ones."""
+    target = target_of(tiny_model("llama-tied"))
+    kinds = [replace(one, seed=one.seed ^ seed) for one in SAMPLED]
+    engine, sequences = _begun(target, len(kinds), kinds)
+    host, drafter = engine._cycle.host, engine._drafter
+    assert isinstance(drafter, HeadDrafter)
+    assert host._drafts is not None
+    host.leave()
+    before = [seq.head_len for seq in sequences]
+    chains = [
+        TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
+        for seq in sequences
+    ]
+    draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in sequences]
+    nothing = torch.empty(0, 3 * target.hidden_size)
+    ours = host._drafts.native.draft(chains, nothing, [], depth=DEPTH, draws=draws)
+    for seq, head_len in zip(sequences, before, strict=True):
+        seq.head_len = head_len
+    with choose_kernels("plain"):
+        trees = drafter.draft(sequences, DraftPlan(DEPTH, 1, DEPTH * len(sequences)))
+    found = [list(one) for one in zip(*ours.token_ids, strict=True)]
+    assert found == trees.tokens_BN[:, 1:].tolist()
+    probabilities = torch.tensor(ours.probabilities).t().cumprod(dim=1)
+    wanted = trees.logprobs_BN[:, 1:].exp().cumprod(dim=1)
+    torch.testing.assert_close(probabilities, wanted, rtol=1e-3, atol=1e-4)
+    # Without noise others are drafted.
+    for seq, head_len in zip(sequences, before, strict=True):
+        seq.head_len = head_len
+    best = host._drafts.native.draft(chains, nothing, [], depth=DEPTH)
+    assert best.token_ids != ours.token_ids

@@ -124,15 +124,15 @@ class HostDrafts:
             TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
             for seq in drafting
         ]
-        params = [seq.request.params for seq in drafting]
-        draws = [Draw(one, len(seq.output_ids)) for one, seq in zip(params, drafting, strict=True)]
+        draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in drafting]
+        has_draws = drafter.has_noise and not all(one.params.is_greedy for one in draws)
         found = self.native.draft(
             chains,
             waiting.features_NF,
             waiting.slots,
             depth=plan.depth,
             least=plan.least_drafted,
-            draws=None if all(one.is_greedy for one in params) else draws,
+            draws=draws if has_draws else None,
             rivals=rivals,
         )
         waiting.slots.clear()
