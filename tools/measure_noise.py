@@ -30,7 +30,9 @@ from fledge.models.target import Target
 FIRST_SEED = 7
 
 
-def sampling_of(words: str, max_tokens: int, count: int) -> list[SamplingParams]:
+def sampling_of(
+    words: str, max_tokens: int, count: int, *, logprobs: int | None = None
+) -> list[SamplingParams]:
     """Of a temperature, or a temperature and a top-p; each request has a seed of its own."""
     temperature, _, top_p = words.partition("/")
     return [
@@ -39,6 +41,7 @@ def sampling_of(words: str, max_tokens: int, count: int) -> list[SamplingParams]
             temperature=float(temperature),
             top_p=float(top_p or 1.0),
             seed=FIRST_SEED + number,
+            logprobs=logprobs,
         )
         for number in range(count)
     ]
