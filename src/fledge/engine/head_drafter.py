@@ -130,19 +130,20 @@ class HeadDrafter:
 
     @torch.no_grad()
     def draft_steadily(
-        self, batch: SteadyBatch, tables: BlockTables, plan: DraftPlan, *, can_sample: bool
+        self, batch: SteadyBatch, tables: BlockTables, plan: DraftPlan, *, has_noise: bool
     ) -> Draft:
         """The same for requests of which only the device knows where they stand.
 
         Each reads as many tokens as it may have said. Those behind its newest leave entries where
-        drafts go, which are overwritten before anybody looks.
+        drafts go, which are overwritten before anybody looks. `has_noise` where some of them may be
+        above temperature 0, and noise is drafted with.
         """
         packed, before_T = steady_reading(batch, tables, self.window)
         last_B = packed.starts_B + batch.fresh_B - 1
         newest = self._read(packed, before_T, last_B)
         lens_B, roots_B, is_drafted_B = batch.lens_B, batch.newest_B, batch.is_drafted_B
         sampled_B = ~batch.is_greedy_B
-        modes = Modes(sampled_B, batch.draws(sampled_B) if can_sample and self.has_noise else None)
+        modes = Modes(sampled_B, batch.draws(sampled_B) if has_noise else None)
         copier, width = None, min(plan.width, self._width)
         if self._copies.keeps_tokens:
             _, tokens_S1 = self._cache.head_memory.layer(FEATURES)

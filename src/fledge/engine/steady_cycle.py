@@ -50,7 +50,7 @@ class SteadyCycle:
         """Trees of all places."""
         assert isinstance(self._drafter, HeadDrafter)
         tables = self._tables(batch)
-        return self._drafter.draft_steadily(batch, tables, plan, can_sample=has_noise)
+        return self._drafter.draft_steadily(batch, tables, plan, has_noise=has_noise)
 
     def drafts_with_noise(self, filters: Filters) -> bool:
         """Whether drafts for requests that sample so are others than for greedy ones."""
