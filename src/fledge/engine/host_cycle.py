@@ -94,10 +94,10 @@ class HostCycle:
         ]
         assert self._passes is not None
         num_waiting = 0 if self._waiting is None else len(self._waiting.slots)
-        draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in running]
-        tokens = self._passes.run(
-            chains, draws if self._is_sampled else None, features_at=num_waiting
-        )
+        draws = None
+        if self._is_sampled:
+            draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in running]
+        tokens = self._passes.run(chains, draws, features_at=num_waiting)
         verified = time.perf_counter()
         times = (started, drafted, verified)
         self._finish(list(running), chains, tokens, times, plan, made)
