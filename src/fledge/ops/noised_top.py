@@ -75,8 +75,8 @@ def noised_top(
     def noised_plain() -> TopLogprobs:
         return _noised_plain(top, draft_to_target_V, draws, depth, width)
 
-    num_candidates = top.logprobs_TK.shape[1]
-    if not (num_candidates <= _MOST_CANDIDATES and uses_kernels(top.logprobs_TK)):
+    count = top.logprobs_TK.shape[1]
+    if not (count <= _MOST_CANDIDATES and uses_kernels(top.logprobs_TK)):
         return noised_plain()
 
     def noised_fused() -> TopLogprobs:
@@ -100,12 +100,9 @@ def noised_top(
         is_near = torch.allclose(found.logprobs_TK, wanted.logprobs_TK, atol=1e-3, equal_nan=True)
         return is_near and torch.equal(found.indices_TK, wanted.indices_TK)
 
+    kind = (count, width)
     return run_kernel(
-        "drafts under noise",
-        noised_fused,
-        noised_plain,
-        kind=(num_candidates, width),
-        is_right=is_right,
+        "drafts under noise", noised_fused, noised_plain, kind=kind, is_right=is_right
     )
 
 

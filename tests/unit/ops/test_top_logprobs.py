@@ -20,7 +20,8 @@ def fused(logits_TV: torch.Tensor, num_best: int) -> TopLogprobs:
 
 
 @pytest.mark.parametrize(
-    ("rows", "vocab_size", "num_best"), [(1, 1, 1), (3, 50, 7), (2, 4096, 8), (2, 9001, 5)]
+    ("rows", "vocab_size", "num_best"),
+    [(1, 1, 1), (3, 50, 7), (2, 4096, 8), (2, 9001, 5), (2, 4100, 32)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_best_of_each_row(
