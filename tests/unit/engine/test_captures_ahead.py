@@ -13,6 +13,7 @@ import torch
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.progress import SilentProgress, Task
+from fledge.ops.synthetic_walk import SyntheticWalk
 from fledge.testing import tiny_head
 from tests.lossless.support import greedy, pair, prompts, token_ids
 from tests.unit.engine.fake_graphs import capturing
@@ -75,6 +76,23 @@ def test_cycles_with_drafts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == {True, False}, "prompts with the head and without"
     verified = [kind[1] for kind in kinds if kind[0] == "verify" and kind[2] is not None]
     assert sorted(verified) == [1, 1, 2, 2, 4, 4], "greedy requests, and sampled ones"
+    with_noise = {(kind[1], kind[-1]) for kind in kinds if kind[0] == "draft"}
+    assert with_noise == {(size, noise) for size in (1, 2, 4) for noise in (False, True)}
+    num_cold, asked = graphs.num_cold, prompts()[:4]
+    for params in (SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, temperature=0.8)):
+        wanted = token_ids(Engine(target).generate(asked, params))
+        assert token_ids(engine.generate(asked, params)) == wanted
+    assert graphs.num_cold == num_cold
+
+
+def test_drafts_that_know_no_noise_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = pair("llama")
+    head, chance = tiny_head(target, draft_vocab_size=97), SyntheticWalk(0.5)
+    engine = Engine(target, head, SETTINGS, measured_with=chance)
+    graphs = capturing(engine, monkeypatch)
+    engine.capture_ahead()
+    kinds: list[Any] = list(graphs._graphs)
+    assert {kind[-1] for kind in kinds if kind[0] == "draft"} == {False}
 
 
 def test_it_ends_when_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
