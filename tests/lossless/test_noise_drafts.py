@@ -17,6 +17,7 @@ from fledge.engine import head_children
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.models.head import Eagle3Head
 from fledge.models.target import Target
+from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.synthetic_walk import SyntheticWalk
 from tests.engines.forced_pair import CIRCLE
 from tests.lossless.support import token_ids
@@ -93,6 +94,22 @@ def test_cycles_that_run_ahead_draft_the_same(
     for one, other in zip(theirs, ours, strict=True):
         assert one.stats.cycles == other.stats.cycles
         assert one.stats.offered_at_depth == other.stats.offered_at_depth
+        assert one.stats.accepted_at_depth == other.stats.accepted_at_depth
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_kernels_draft_the_same(wandering: tuple[Target, Eagle3Head], shape: str) -> None:
+    pytest.importorskip("triton")
+    target, head = wandering
+    params = [replace(one, max_tokens=9) for one in sampled()]
+    engines = [Engine(target, head, settings_of(shape, graphs="on")) for _ in range(2)]
+    theirs = engines[0].generate(ASKED, params)
+    with choose_kernels("triton"):
+        ours = engines[1].generate(ASKED, params)
+    assert token_ids(ours) == token_ids(theirs)
+    for one, other in zip(theirs, ours, strict=True):
         assert one.stats.accepted_at_depth == other.stats.accepted_at_depth
 
 
