@@ -65,9 +65,6 @@ class Load:
     num_requests: int
     """Requests that decode in this pass."""
 
-    num_sampled: int = 0
-    """Of them, those above temperature 0."""
-
     num_other_tokens: int = 0
     """Prompt tokens that ride in the same pass."""
 

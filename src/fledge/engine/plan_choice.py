@@ -65,7 +65,6 @@ class PlanChoice:
         num_places, menu = self._menu(len(decoding)) if decoding else (0, None)
         return Load(
             num_requests=len(decoding),
-            num_sampled=sum(not seq.request.params.is_greedy for seq in decoding),
             num_other_tokens=min(num_unread, self._most_other_tokens),
             context_tokens=sum(seq.kv_len for seq in decoding),
             unread=tuple(seq.len - seq.head_len for seq in decoding if seq.may_have_drafts),
