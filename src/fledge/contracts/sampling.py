@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.grammar import Grammar
 
-_MAX_SEED = 2**63
+_MAX_SEED = _MAX_TOP_K = 2**63
 MAX_LOGPROBS = 20
 
 LogitBias = Mapping[int, float] | tuple[tuple[int, float], ...]
@@ -132,8 +132,10 @@ class SamplingParams:
             raise ConfigError(
                 f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number."
             )
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}; it must be 0 (all tokens) or positive.")
+        if not 0 <= self.top_k < _MAX_TOP_K:
+            raise ConfigError(
+                f"top_k is {self.top_k}; it must be 0 (all tokens), or positive and below 2**63."
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
         if not 0 <= self.min_p <= 1:

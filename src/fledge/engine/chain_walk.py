@@ -1,6 +1,6 @@
-"""Which drafts of a chain the target keeps, where its best tokens are all that is asked for.
+"""Which drafts of a chain the target keeps, where its own tokens behind the rows are known.
 
-`ops/accept.py` is the same for trees, sampling and rules, on any device.
+`ops/accept.py` is the same for trees and rules, on any device.
 """
 
 from collections.abc import Sequence as Many
@@ -10,12 +10,12 @@ from fledge.engine.sequence import Sequence
 
 
 def walk_chain(
-    seq: Sequence, drafts: Many[int], best: list[int | None], *, is_copied: bool = False
+    seq: Sequence, drafts: Many[int], own: list[int | None], *, is_copied: bool = False
 ) -> Said:
     """The target's own tokens, for as long as the drafts say the same."""
     tokens: list[int] = []
     has_failed = False
-    for place, token in enumerate(best):
+    for place, token in enumerate(own):
         if token is None:
             has_failed = True
             break

@@ -90,6 +90,16 @@ class SteadyBatch:
         columns += [self._empty] * (self.size - len(places))
         self.state_XB.copy_(send(columns, self.device).t())
 
+    def rehearse(self, filters: Filters) -> None:
+        """Nobody's requests that sample, where these filters are about some that do.
+
+        A kernel is checked against its twin when it first runs, which may be now.
+        """
+        self.fill([])
+        if filters.can_sample:
+            self.state_XB[_GREEDY] = 0
+            self.state_XB[_SEED] = torch.arange(self.size, device=self.device)
+
     def put(self, places: Many[Place], where: Many[int]) -> None:
         """Take these requests in beside those that are there."""
         columns = [self._column(*place) for place in places]

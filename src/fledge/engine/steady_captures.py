@@ -121,7 +121,7 @@ class CapturesAhead:
     def _bare_cycle(self, size: int, filters: Filters) -> Callable[[], None]:
         def run() -> None:
             batch = self._places.batch_of(size)
-            batch.fill([])
+            batch.rehearse(filters)
             self._runs.verify_bare(batch, filters)
             batch.fill([])
 
@@ -130,7 +130,7 @@ class CapturesAhead:
     def _cycle(self, size: int, plan: DraftPlan, filters: Filters) -> Callable[[], None]:
         def run() -> None:
             batch = self._places.batch_of(size)
-            batch.fill([])
+            batch.rehearse(filters)
             trees = None
             if not plan.is_plain:
                 trees = self._runs.draft(batch, plan, filters)

@@ -202,6 +202,7 @@ class SteadyReader:
         if num_prompts and num_rows <= (num_prompts + 1) * self._most_each:
             reading = self._reading(num_rows, num_prompts, is_kept=True)
             self._fill(reading, [], [])
+            reading.batch.rehearse(filters)
             passed = self._run_captured(reading, filters, is_bare=not is_told)
             self.tell_head(passed, with_entries=with_head)
 

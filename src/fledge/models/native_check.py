@@ -16,6 +16,7 @@ from fledge.ops.kernel_choice import is_native_asked_for, uses_native
 from fledge.ops.kv import KVGroups, KVMemory
 from fledge.ops.native_library import NativeLibrary, NoNativeKernelsError, native_library
 from fledge.ops.native_product import check_products
+from fledge.ops.native_walk import check_walks
 from fledge.ops.norms import is_close
 from fledge.ops.paged import BlockTables, Pass, make_tree_pass
 
@@ -42,7 +43,8 @@ def native_problem() -> str | None:
         library = native_library()
     except NoNativeKernelsError as error:
         return str(error)
-    return None if check_products(library) else "the compiled kernels are wrong on this machine"
+    is_right = check_products(library) and check_walks(library)
+    return None if is_right else "the compiled kernels are wrong on this machine"
 
 
 @cache

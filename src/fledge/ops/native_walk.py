@@ -8,6 +8,7 @@ Legend: T rows, V vocabulary.
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,15 @@ _DRAW = np.dtype(
         ("seed", np.int64),
         ("position", np.int64),
     ]
+)
+
+
+_CHECKED = (
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=2.0, top_p=0.9),
+    SamplingParams(temperature=1.5, min_p=0.05),
+    SamplingParams(temperature=0.7, top_k=20),
+    SamplingParams(temperature=2.0, top_k=50, top_p=0.7),
 )
 
 
@@ -92,6 +102,22 @@ class NativeWalk:
             said[start:stop] = _settled(said[start:stop], logits_TV[start:stop], chain, draw)
             start = stop
         return said
+
+
+def check_walks(library: NativeLibrary) -> bool:
+    """Whether tokens down a chain are those of `sample`, with filters of all kinds and without."""
+    logits_TV = 4.0 * torch.randn(8, 1003, generator=torch.Generator().manual_seed(0))
+    rows = ChainRows(max_requests=1, max_rows=len(logits_TV))
+    walk = NativeWalk(library, rows)
+    for seed, one in enumerate(_CHECKED):
+        params = replace(one, seed=seed)
+        wanted = [_ask_twin(logits_V, params, place) for place, logits_V in enumerate(logits_TV)]
+        # All drafts but the last are right, so that the walk goes down to the end.
+        chain = TokenChain(0, 0, [0, *(token or 0 for token in wanted[:-1])])
+        rows.write([chain])
+        if walk.run(logits_TV, [chain], [Draw(params, 0)]) != wanted:
+            return False
+    return True
 
 
 def _settled(

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
 from fledge.contracts.progress import SilentProgress, Task
+from fledge.engine.steady_batch import Filters, SteadyBatch
+from fledge.ops.noised_top import Draws
+from fledge.ops.sampling import SamplingBatch
 from fledge.ops.synthetic_walk import SyntheticWalk
 from fledge.testing import tiny_head
 from tests.lossless.support import greedy, pair, prompts, token_ids
@@ -128,3 +132,31 @@ def test_nothing_is_done_where_nothing_is_captured() -> None:
     notes = Notes()
     assert Engine(target, settings=SETTINGS).capture_ahead(notes) == 0
     assert notes.tasks == notes.lines == []
+
+
+def test_rehearsals_sample_where_graphs_are_for_sampled_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels are checked then, and rows that take the best token would prove nothing."""
+    _, target = pair("llama")
+    engine = Engine(target, tiny_head(target), SETTINGS)
+    capturing(engine, monkeypatch)
+    seen: set[tuple[str, bool, bool]] = set()
+    sampling, draws = SteadyBatch.sampling, SteadyBatch.draws
+
+    def watched_sampling(batch: SteadyBatch, filters: Filters) -> SamplingBatch:
+        seen.add(("verify", filters.can_sample, bool(batch.is_greedy_B.any())))
+        return sampling(batch, filters)
+
+    def watched_draws(batch: SteadyBatch, sampled_B: Tensor) -> Draws:
+        seen.add(("draft", True, not sampled_B.all()))
+        return draws(batch, sampled_B)
+
+    monkeypatch.setattr(SteadyBatch, "sampling", watched_sampling)
+    monkeypatch.setattr(SteadyBatch, "draws", watched_draws)
+    steady = engine._cycle.ahead.steady
+    steady.capture_ahead(SilentProgress(), budget_s=300.0, is_measured=False)
+    assert seen == {("verify", False, True), ("verify", True, False), ("draft", True, False)}
+    asked = prompts(3)
+    answers = engine.generate(asked, SamplingParams(max_tokens=20))
+    assert token_ids(answers) == greedy("llama", asked, max_tokens=20)

@@ -1,9 +1,11 @@
 """Tokens drawn by the native kernels: those of `sample`, whatever is asked for."""
 
+import ctypes
 import random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from fledge.contracts.sampling import SamplingParams
 from fledge.ops import native_walk
 from fledge.ops.native_chains import ChainRows, TokenChain
 from fledge.ops.native_library import NativeLibrary, native_library
-from fledge.ops.native_walk import Draw, NativeWalk
+from fledge.ops.native_walk import Draw, NativeWalk, check_walks
 from fledge.ops.sampling import make_sampling_batch, sample
 from fledge.store.compiler import find_compiler
 
@@ -169,3 +171,17 @@ def test_no_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = _Walks(monkeypatch, library)
     with pytest.raises(MemoryError, match="no memory to choose tokens of 1 requests"):
         walks.run(torch.zeros(1, 4), [[]], [Draw(SamplingParams(temperature=1.0), 0)])
+
+
+def test_walks_prove_themselves() -> None:
+    library = native_library()
+    assert check_walks(library)
+
+    def walk_astray(walk: Any, num_threads: int) -> int:
+        """From the sixth row on every token is another one."""
+        failed: int = library.run_walk(walk, num_threads)
+        said = np.frombuffer((ctypes.c_int64 * 8).from_address(walk._obj.said), dtype=np.int64)
+        said[5:] += 1
+        return failed
+
+    assert not check_walks(cast(NativeLibrary, SimpleNamespace(run_walk=walk_astray)))
