@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from measure_copies import spread
-from measure_noise import sampling_of
+from measure_noise import add_subject, sampling_of
 
 from fledge import Engine, EngineSettings
 from fledge.contracts import provenance
@@ -61,15 +61,7 @@ def measure(engines: dict[str, Engine], asked: Sequence[Any], params: Sequence[A
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--head", default="default", help="a directory, or that of the target")
-    parser.add_argument("--suite", action="append", required=True, help="as `fledge select` has it")
-    parser.add_argument("--prompts", type=int, default=6, help="of each suite; 0 for all")
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument(
-        "--sampling", nargs="+", default=["0.0", "1.0", "0.7/0.9"], metavar="TEMPERATURE[/TOP_P]"
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    add_subject(parser, prompts=6, max_tokens=96, samplings=["0.0", "1.0", "0.7/0.9"])
     options = parser.parse_args(words)
     engines = make_engines(options.target, options.head)
     cells: list[dict[str, Any]] = []

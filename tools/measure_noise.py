@@ -92,27 +92,38 @@ def measure(
     return found
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_subject(
+    parser: argparse.ArgumentParser, *, prompts: int, max_tokens: int, samplings: Sequence[str]
+) -> None:
+    """What is asked of whom, and where the figures go."""
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--head", default="default", help="a directory, or that of the target")
     parser.add_argument("--suite", action="append", required=True, help="as `fledge select` has it")
-    parser.add_argument("--prompts", type=int, default=12, help="of each suite; 0 for all")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--trees", nargs="+", default=["7x1x7", "6x8x40"], metavar="DxWxB")
-    parser.add_argument(
-        "--sampling", nargs="+", default=["1.0", "0.7/0.9"], metavar="TEMPERATURE[/TOP_P]"
-    )
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompts", type=int, default=prompts, help="of each suite; 0 for all")
+    parser.add_argument("--max-tokens", type=int, default=max_tokens)
+    parser.add_argument("--sampling", nargs="+", default=samplings, metavar="TEMPERATURE[/TOP_P]")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(words)
-    device = pick_device(options.device)
+
+
+def load_pair(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, device: torch.device
+) -> tuple[Target, Eagle3Head]:
     directory, _ = choose_head(options.head, options.target, None, device_kind=device.type)
     if directory is None:
         parser.error(f"{options.target} comes without a head; name one by --head.")
     resolved = resolve_target(options.target).directory
     target = Target.load(resolved, dtype=pick_dtype("auto", device), device=device)
-    head = fit_to_target(load_head(directory), target)
+    return target, fit_to_target(load_head(directory), target)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_subject(parser, prompts=12, max_tokens=64, samplings=["1.0", "0.7/0.9"])
+    parser.add_argument("--trees", nargs="+", default=["7x1x7", "6x8x40"], metavar="DxWxB")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args(words)
+    device = pick_device(options.device)
+    target, head = load_pair(parser, options, device)
     document = {
         "what": "accept length of drafts with the target's own noise and without",
         "target": Path(options.target).name,

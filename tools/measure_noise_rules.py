@@ -11,12 +11,11 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from measure_copies import spread
-from measure_noise import sampling_of
+from measure_noise import add_subject, load_pair, sampling_of
 from torch import Tensor
 
 from fledge import Engine, EngineSettings, TreeSettings
@@ -25,9 +24,6 @@ from fledge.engine.head_children import HeadChildren, Modes
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.lab.suites import load_suite
 from fledge.models.head import Eagle3Head
-from fledge.models.head_files import fit_to_target, load_head
-from fledge.models.resolve import resolve_target
-from fledge.models.shipped_heads import choose_head
 from fledge.models.target import Target
 from fledge.ops import noised_top
 from fledge.ops.accept import Walk
@@ -114,7 +110,7 @@ def rules(seen: Seen, to_target_V: Tensor) -> Iterator[dict[str, Any]]:
     plain = TopLogprobs(*(one[:, :WIDTH] for one in seen.top))
     yield {"candidates": 0, **judged(seen, to_target_V, plain)}
     for count, dropped, scale in product(CANDIDATES, DROPPED, SCALES):
-        noised_top._DROPPED, noised_top._SCALE = dropped, scale
+        noised_top.DROPPED, noised_top.SCALE = dropped, scale
         top = TopLogprobs(*(one[:, :count] for one in seen.top))
         found = noised_top.noised_top(top, to_target_V, seen.draws, depth=1, width=WIDTH)
         rule = {"candidates": count, "dropped": dropped, "scale": scale}
@@ -123,20 +119,9 @@ def rules(seen: Seen, to_target_V: Tensor) -> Iterator[dict[str, Any]]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--head", default="default", help="a directory, or that of the target")
-    parser.add_argument("--suite", action="append", required=True, help="as `fledge select` has it")
-    parser.add_argument("--prompts", type=int, default=8, help="of each suite")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--sampling", nargs="+", default=["1.0", "0.7/0.9", "1.0/0.5"])
-    parser.add_argument("--out", type=Path, required=True)
+    add_subject(parser, prompts=8, max_tokens=48, samplings=["1.0", "0.7/0.9", "1.0/0.5"])
     options = parser.parse_args(words)
-    directory, _ = choose_head(options.head, options.target, None, device_kind="cpu")
-    if directory is None:
-        parser.error(f"{options.target} comes without a head; name one by --head.")
-    resolved = resolve_target(options.target).directory
-    target = Target.load(resolved, dtype=torch.float32, device=torch.device("cpu"))
-    head = fit_to_target(load_head(directory), target)
+    target, head = load_pair(parser, options, torch.device("cpu"))
     asked = [
         prompt.messages()
         for name in options.suite

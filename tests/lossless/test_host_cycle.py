@@ -2,18 +2,17 @@
 without drafts, and as transformers'."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
-import torch
 
-from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge import Engine, SamplingParams
 from fledge.contracts.outputs import Completion
 from fledge.engine.chain_planner import AdaptiveChains, ChainPlanners
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.store.compiler import find_compiler
 from fledge.testing import target_of, tiny_head, tiny_model
+from tests.lossless.native_cycles import chains_of, knowing_head, meet_a_prefix_again
 from tests.lossless.support import MAX_TOKENS, greedy, prompts, token_ids
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
@@ -35,11 +34,6 @@ def target() -> Target:
     return target
 
 
-def _chains(depth: int, **settings: object) -> EngineSettings:
-    tree = TreeSettings(depth=depth, width=1, budget=depth)
-    return replace(EngineSettings(controller="fixed", tree=tree), **settings)  # type: ignore[arg-type]
-
-
 def _was_used(engine: Engine) -> bool:
     return engine._cycle.host._passes is not None
 
@@ -49,7 +43,7 @@ def _was_used(engine: Engine) -> bool:
 def test_chains_change_nothing(architecture: str, depth: int) -> None:
     other = target_of(tiny_model(architecture))
     asked = prompts(4)
-    engine = Engine(other, tiny_head(other) if depth else None, _chains(depth or 1))
+    engine = Engine(other, tiny_head(other) if depth else None, chains_of(depth or 1))
     answers = engine.generate(asked, GREEDY) + engine.generate(asked[:1], GREEDY)
     assert token_ids(answers) == greedy(architecture, [*asked, asked[0]])
     assert _was_used(engine)
@@ -58,29 +52,16 @@ def test_chains_change_nothing(architecture: str, depth: int) -> None:
 def test_good_drafts_are_accepted(target: Target) -> None:
     """A head that reads the target's own logits is right now and then."""
     asked = prompts(3)
-    engine = Engine(target, _knowing_head(target), _chains(3))
+    engine = Engine(target, knowing_head(target), chains_of(3))
     answers = engine.generate(asked, GREEDY)
     assert token_ids(answers) == greedy(NAME, asked)
     assert sum(engine.stats.accepted_at_depth) > 3
     assert engine.stats.num_emitted > engine.stats.num_request_cycles + 3
 
 
-def _knowing_head(target: Target) -> torch.nn.Module:
-    """Adds what the last layer left to nothing else, and multiplies by the target's own matrix."""
-    head = tiny_head(target)
-    size = target.hidden_size
-    with torch.no_grad():
-        head.fc.weight.zero_()
-        head.fc.weight[:, -size:] = torch.eye(size)
-        head.midlayer.self_attn.o_proj.weight.zero_()
-        head.midlayer.mlp.down_proj.weight.zero_()
-        head.lm_head.weight.copy_(target.lm_head_weight_VD[head.draft_to_target_V])
-    return head
-
-
 def test_the_controller_changes_nothing(target: Target) -> None:
     asked = prompts(5)
-    engine = Engine(target, tiny_head(target), _chains(4, max_requests=2))
+    engine = Engine(target, tiny_head(target), chains_of(4, max_requests=2))
     engine._cycle.host._planners = ChainPlanners(
         AdaptiveChains(4), AdaptiveChains(4, is_sampled=True)
     )
@@ -95,17 +76,8 @@ def test_the_controller_changes_nothing(target: Target) -> None:
 
 def test_kept_prefixes_serve_later_requests(target: Target) -> None:
     """Features that waited are there when another request goes on from the same blocks."""
-    base = prompts(5)[4]
-    engine = Engine(target, tiny_head(target), _chains(3, block_size=4))
-    (first,) = engine.generate([base], GREEDY)
-    longer = [*base, *first.token_ids[:-1]]
-    (second,) = engine.generate([longer], GREEDY)
-    assert second.stats.num_prompt_reused > len(base)
-    assert token_ids([first, second]) == greedy(NAME, [base, longer])
-    engine.check_integrity()
-    fresh = Engine(target, tiny_head(target), _chains(3, share_prefixes=False))
-    (alone,) = fresh.generate([longer], GREEDY)
-    assert second.stats.accepted_at_depth == alone.stats.accepted_at_depth
+    asked, said = meet_a_prefix_again(target, GREEDY, GREEDY)
+    assert said == greedy(NAME, asked)
 
 
 def test_requests_of_all_kinds_together(target: Target) -> None:
@@ -118,8 +90,8 @@ def test_requests_of_all_kinds_together(target: Target) -> None:
         SamplingParams(max_tokens=MAX_TOKENS, stop_token_ids=(int(greedy(NAME, asked)[3][6]),)),
     ]
     alone = [_answer(Engine(target), p, one) for p, one in zip(asked, params, strict=True)]
-    for settings in (_chains(3), _chains(2, max_requests=2), _chains(5, block_size=2)):
-        engine = Engine(target, _knowing_head(target), settings)
+    for settings in (chains_of(3), chains_of(2, max_requests=2), chains_of(5, block_size=2)):
+        engine = Engine(target, knowing_head(target), settings)
         answers = engine.generate(asked, params)
         assert token_ids(answers) == token_ids(alone)
         assert [one.finish_reason for one in answers] == [one.finish_reason for one in alone]
@@ -133,7 +105,7 @@ def _answer(engine: Engine, prompt: list[int], params: SamplingParams) -> Comple
 def test_requests_that_leave_and_come_back(target: Target) -> None:
     """Aborted and preempted ones hand over what waited for them; little memory makes them wait."""
     asked = prompts(5)
-    engine = Engine(target, tiny_head(target), _chains(3, block_size=4, max_requests=3))
+    engine = Engine(target, tiny_head(target), chains_of(3, block_size=4, max_requests=3))
     sequences = [engine.add(engine.make_request(p, GREEDY)) for p in asked[:3]]
     while len(sequences[0].output_ids) < 6:
         engine.step()
@@ -144,13 +116,13 @@ def test_requests_that_leave_and_come_back(target: Target) -> None:
     expected = greedy(NAME, asked)
     assert [sequences[0].output_ids, sequences[2].output_ids] == [expected[0], expected[2]]
     engine.check_integrity()
-    small = Engine(target, tiny_head(target), _chains(3, block_size=4, cache_tokens=96))
+    small = Engine(target, tiny_head(target), chains_of(3, block_size=4, cache_tokens=96))
     assert token_ids(small.generate(asked, GREEDY)) == expected
 
 
 def test_logits_that_are_no_numbers_fail_alone(target: Target) -> None:
     """The ordinary way tells the same: nothing can be chosen."""
-    engine = Engine(target, tiny_head(target), _chains(2))
+    engine = Engine(target, tiny_head(target), chains_of(2))
     seq = engine.add(engine.make_request(prompts(1)[0], GREEDY))
     while len(seq.output_ids) < 4:
         engine.step()

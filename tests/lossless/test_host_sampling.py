@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge import Engine, EngineSettings, SamplingParams, TreeSettings
+from fledge import Engine, SamplingParams
 from fledge.engine.chain_planner import AdaptiveChains, ChainPlanners
-from fledge.models.head import Eagle3Head
 from fledge.models.native_check import find_native
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
@@ -19,6 +18,7 @@ from fledge.ops.native_chains import TokenChain
 from fledge.ops.native_walk import Draw, NativeWalk
 from fledge.store.compiler import find_compiler
 from fledge.testing import target_of, tiny_head, tiny_model
+from tests.lossless.native_cycles import chains_of, knowing_head, meet_a_prefix_again
 from tests.lossless.support import MAX_TOKENS, prompts, token_ids
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
@@ -61,32 +61,14 @@ def target() -> Target:
         return target_of(tiny_model("llama-tied"))
 
 
-def _chains(depth: int, **settings: Any) -> EngineSettings:
-    tree = TreeSettings(depth=depth, width=1, budget=depth)
-    return replace(EngineSettings(controller="fixed", tree=tree), **settings)
-
-
 def _ordinary(
     target: Target, asked: list[list[int]], params: list[SamplingParams]
 ) -> list[list[int]]:
     """What the ordinary way says to each alone, without drafts, on the same logits."""
-    engine = Engine(target, settings=_chains(1))
+    engine = Engine(target, settings=chains_of(1))
     engine._cycle.host._is_on = False
     found = zip(asked, params, strict=True)
     return [token_ids(engine.generate([ids], one))[0] for ids, one in found]
-
-
-def _knowing_head(target: Target) -> Eagle3Head:
-    """Adds what the last layer left to nothing else, and multiplies by the target's own matrix."""
-    head = tiny_head(target)
-    size = target.hidden_size
-    with torch.no_grad():
-        head.fc.weight.zero_()
-        head.fc.weight[:, -size:] = torch.eye(size)
-        head.midlayer.self_attn.o_proj.weight.zero_()
-        head.midlayer.mlp.down_proj.weight.zero_()
-        head.lm_head.weight.copy_(target.lm_head_weight_VD[head.draft_to_target_V])
-    return head
 
 
 @pytest.mark.parametrize("architecture", ["llama-tied", "qwen3", "gemma3-hybrid"])
@@ -96,7 +78,7 @@ def test_chains_change_nothing(architecture: str, depth: int, walks: list[int]) 
     asked = prompts(4)
     wanted = _ordinary(other, asked, KINDS)
     assert not walks
-    engine = Engine(other, tiny_head(other) if depth else None, _chains(depth or 1))
+    engine = Engine(other, tiny_head(other) if depth else None, chains_of(depth or 1))
     assert token_ids(engine.generate(asked, KINDS)) == wanted
     assert walks
     assert token_ids(engine.generate(asked[2:], KINDS[2:])) == wanted[2:]
@@ -108,7 +90,7 @@ def test_drafts_under_the_same_noise_are_accepted(target: Target, seed: int) -> 
     """A head that reads the target's own logits is right now and then, at any temperature."""
     asked = prompts(4)
     params = [replace(one, seed=one.seed ^ seed) for one in KINDS]
-    engine = Engine(target, _knowing_head(target), _chains(3))
+    engine = Engine(target, knowing_head(target), chains_of(3))
     assert token_ids(engine.generate(asked, params)) == _ordinary(target, asked, params)
     assert sum(engine.stats.accepted_at_depth) > 3
 
@@ -124,9 +106,9 @@ def test_greedy_requests_beside_sampled_ones(target: Target, walks: list[int]) -
         GREEDY,
     ]
     wanted = _ordinary(target, asked, params)
-    for settings in (_chains(3), _chains(2, max_requests=3), _chains(5, block_size=2)):
+    for settings in (chains_of(3), chains_of(2, max_requests=3), chains_of(5, block_size=2)):
         walks.clear()
-        engine = Engine(target, _knowing_head(target), settings)
+        engine = Engine(target, knowing_head(target), settings)
         assert token_ids(engine.generate(asked, params)) == wanted
         assert max(walks) > 1
         engine.check_integrity()
@@ -141,16 +123,16 @@ def test_what_needs_more_goes_the_ordinary_way(target: Target, walks: list[int])
     ]
     for more in further:
         params = replace(KINDS[0], **more)
-        engine = Engine(target, tiny_head(target), _chains(2))
+        engine = Engine(target, tiny_head(target), chains_of(2))
         assert token_ids(engine.generate(asked, params)) == _ordinary(target, asked, [params])
-    engine = Engine(target, tiny_head(target), _chains(2, accept="rejection"))
+    engine = Engine(target, tiny_head(target), chains_of(2, accept="rejection"))
     engine.generate(asked, KINDS[0])
     assert not walks
 
 
 def test_the_controller_changes_nothing(target: Target) -> None:
     asked = prompts(4)
-    engine = Engine(target, tiny_head(target), _chains(4, max_requests=2))
+    engine = Engine(target, tiny_head(target), chains_of(4, max_requests=2))
     sampled = AdaptiveChains(4, is_sampled=True)
     engine._cycle.host._planners = ChainPlanners(AdaptiveChains(4), sampled)
     wanted = _ordinary(target, asked, KINDS)
@@ -165,20 +147,14 @@ def test_the_controller_changes_nothing(target: Target) -> None:
 
 def test_kept_prefixes_serve_later_requests(target: Target) -> None:
     """What waited is there when another request goes on from the same blocks."""
-    base = prompts(5)[4]
-    engine = Engine(target, tiny_head(target), _chains(3, block_size=4))
-    (first,) = engine.generate([base], KINDS[0])
-    longer = [*base, *first.token_ids[:-1]]
-    (second,) = engine.generate([longer], KINDS[1])
-    assert second.stats.num_prompt_reused > len(base)
-    assert token_ids([first, second]) == _ordinary(target, [base, longer], KINDS[:2])
-    engine.check_integrity()
+    asked, said = meet_a_prefix_again(target, *KINDS[:2])
+    assert said == _ordinary(target, asked, KINDS[:2])
 
 
 def test_requests_that_leave_and_come_back(target: Target) -> None:
     """Little memory, an abort and a preemption: positions of the noise go on where they were."""
     asked = prompts(4)
-    engine = Engine(target, _knowing_head(target), _chains(3, block_size=4, max_requests=3))
+    engine = Engine(target, knowing_head(target), chains_of(3, block_size=4, max_requests=3))
     made = zip(asked[:3], KINDS[:3], strict=True)
     sequences = [engine.add(engine.make_request(ids, one)) for ids, one in made]
     while len(sequences[0].output_ids) < 6:
@@ -190,12 +166,12 @@ def test_requests_that_leave_and_come_back(target: Target) -> None:
     wanted = _ordinary(target, asked, KINDS)
     assert [sequences[0].output_ids, sequences[2].output_ids] == [wanted[0], wanted[2]]
     engine.check_integrity()
-    small = Engine(target, tiny_head(target), _chains(3, block_size=4, cache_tokens=96))
+    small = Engine(target, tiny_head(target), chains_of(3, block_size=4, cache_tokens=96))
     assert token_ids(small.generate(asked, KINDS)) == wanted
 
 
 def test_logits_that_are_no_numbers_fail_alone(target: Target) -> None:
-    engine = Engine(target, tiny_head(target), _chains(2))
+    engine = Engine(target, tiny_head(target), chains_of(2))
     seq = engine.add(engine.make_request(prompts(1)[0], KINDS[0]))
     while len(seq.output_ids) < 4:
         engine.step()

@@ -11,11 +11,13 @@ from fledge.engine.draft_plan import DraftPlan
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.models.head import Eagle3Head
+from fledge.models.native_drafts import ChainDrafts
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.native_chains import TokenChain
 from fledge.ops.native_walk import Draw
 from fledge.ops.paged import make_tree_pass
+from fledge.ops.tree import TreeBatch
 from fledge.store.compiler import find_compiler
 from fledge.testing import target_of, tiny_head, tiny_model
 from tests.lossless.support import prompts
@@ -85,39 +87,55 @@ def test_best_tokens_are_those_of_the_logits(count: int) -> None:
     assert torch.equal(features, output.features_TF)
 
 
+class _Drafts:
+    """Drafts behind the same tokens, made natively and by the twin."""
+
+    def __init__(self, engine: Engine, sequences: list[Sequence]) -> None:
+        host, drafter = engine._cycle.host, engine._drafter
+        assert isinstance(drafter, HeadDrafter)
+        assert host._drafts is not None
+        host.leave()
+        self._native, self._twin, self._sequences = host._drafts.native, drafter, sequences
+        self._nothing_NF = torch.empty(0, 3 * engine.target.hidden_size)
+        self._before = [seq.head_len for seq in sequences]
+
+    def ours(self, draws: list[Draw] | None = None, *, least: float = 0.0) -> ChainDrafts:
+        self._unread()
+        chains = [
+            TokenChain(
+                seq.row, seq.head_len, seq.token_ids[seq.head_len :], self._twin.first_key(seq)
+            )
+            for seq in self._sequences
+        ]
+        return self._native.draft(
+            chains, self._nothing_NF, [], depth=DEPTH, least=least, draws=draws
+        )
+
+    def theirs(self) -> TreeBatch:
+        self._unread()
+        with choose_kernels("plain"):
+            plan = DraftPlan(DEPTH, 1, DEPTH * len(self._sequences))
+            return self._twin.draft(self._sequences, plan)
+
+    def _unread(self) -> None:
+        for seq, head_len in zip(self._sequences, self._before, strict=True):
+            seq.head_len = head_len
+
+
+def _by_request(levels: list[list[int]]) -> list[list[int]]:
+    return [list(one) for one in zip(*levels, strict=True)]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_chains_are_those_of_the_twin(count: int) -> None:
-    target = target_of(tiny_model("llama-tied"))
-    engine, sequences = _begun(target, count)
-    host, drafter = engine._cycle.host, engine._drafter
-    assert isinstance(drafter, HeadDrafter)
-    assert host._drafts is not None
-    host.leave()
-    before = [seq.head_len for seq in sequences]
-    chains = [
-        TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
-        for seq in sequences
-    ]
-    ours = host._drafts.native.draft(
-        chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH
-    )
-    for seq, head_len in zip(sequences, before, strict=True):
-        seq.head_len = head_len
-    with choose_kernels("plain"):
-        trees = drafter.draft(sequences, DraftPlan(DEPTH, 1, DEPTH * count))
-    assert [list(one) for one in zip(*ours.token_ids, strict=True)] == trees.tokens_BN[
-        :, 1:
-    ].tolist()
+    drafts = _Drafts(*_begun(target_of(tiny_model("llama-tied")), count))
+    ours, trees = drafts.ours(), drafts.theirs()
+    assert _by_request(ours.token_ids) == trees.tokens_BN[:, 1:].tolist()
     theirs = trees.logprobs_BN[:, 1:].exp()
     found = torch.tensor(ours.probabilities).t()
     torch.testing.assert_close(found, theirs, rtol=1e-3, atol=1e-4)
     # A chain that is not probable enough ends early, with the same drafts up to there.
-    least = float(theirs[:, 0].max()) * 1.01
-    for seq, head_len in zip(sequences, before, strict=True):
-        seq.head_len = head_len
-    short = host._drafts.native.draft(
-        chains, torch.empty(0, 3 * target.hidden_size), [], depth=DEPTH, least=least
-    )
+    short = drafts.ours(least=float(theirs[:, 0].max()) * 1.01)
     assert short.token_ids == ours.token_ids[:1]
 
 
@@ -134,32 +152,13 @@ SAMPLED = [
 @pytest.mark.parametrize("seed", range(3))
 def test_chains_under_noise_are_those_of_the_twin(seed: int) -> None:
     """Drafts, and how probable they are said to be: greedy requests beside sampled ones."""
-    target = target_of(tiny_model("llama-tied"))
     kinds = [replace(one, seed=one.seed ^ seed) for one in SAMPLED]
-    engine, sequences = _begun(target, len(kinds), kinds)
-    host, drafter = engine._cycle.host, engine._drafter
-    assert isinstance(drafter, HeadDrafter)
-    assert host._drafts is not None
-    host.leave()
-    before = [seq.head_len for seq in sequences]
-    chains = [
-        TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
-        for seq in sequences
-    ]
+    engine, sequences = _begun(target_of(tiny_model("llama-tied")), len(kinds), kinds)
+    drafts = _Drafts(engine, sequences)
     draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in sequences]
-    nothing = torch.empty(0, 3 * target.hidden_size)
-    ours = host._drafts.native.draft(chains, nothing, [], depth=DEPTH, draws=draws)
-    for seq, head_len in zip(sequences, before, strict=True):
-        seq.head_len = head_len
-    with choose_kernels("plain"):
-        trees = drafter.draft(sequences, DraftPlan(DEPTH, 1, DEPTH * len(sequences)))
-    found = [list(one) for one in zip(*ours.token_ids, strict=True)]
-    assert found == trees.tokens_BN[:, 1:].tolist()
+    ours, trees = drafts.ours(draws), drafts.theirs()
+    assert _by_request(ours.token_ids) == trees.tokens_BN[:, 1:].tolist()
     probabilities = torch.tensor(ours.probabilities).t().cumprod(dim=1)
     wanted = trees.logprobs_BN[:, 1:].exp().cumprod(dim=1)
     torch.testing.assert_close(probabilities, wanted, rtol=1e-3, atol=1e-4)
-    # Without noise others are drafted.
-    for seq, head_len in zip(sequences, before, strict=True):
-        seq.head_len = head_len
-    best = host._drafts.native.draft(chains, nothing, [], depth=DEPTH)
-    assert best.token_ids != ours.token_ids
+    assert drafts.ours().token_ids != ours.token_ids, "without noise others are drafted"

@@ -21,7 +21,7 @@ from fledge.ops.kv import KVPool
 from fledge.ops.native_chains import ChainRows, TokenChain
 from fledge.ops.native_structs import CChain, CDecoder
 from fledge.ops.native_walk import Draw, NativeDraws
-from fledge.ops.noised_top import num_candidates
+from fledge.ops.noised_top import DROPPED, SCALE, num_candidates
 from fledge.ops.paged import BlockTables
 
 
@@ -147,6 +147,8 @@ class NativeDrafts:
             copied=self._copied.ctypes.data,
             limits=self._limits.ctypes.data,
             num_candidates=num_candidates(1, products.to_logits.c.num_rows),
+            dropped=DROPPED,
+            scale=SCALE,
             drafts=self._tokens.ctypes.data,
             probabilities=self._probabilities.ctypes.data,
             num_levels=self._num_levels.ctypes.data,

@@ -144,6 +144,8 @@ class CChain(ctypes.Structure):
         ("limits", _pointer),
         ("draws", _pointer),
         ("num_candidates", _number),
+        ("dropped", ctypes.c_double),
+        ("scale", ctypes.c_double),
         ("drafts", _pointer),
         ("probabilities", _pointer),
         ("num_levels", _pointer),

@@ -11,10 +11,10 @@ The rule, for a row of a request above temperature 0, and a child at depth d (1 
 2. s[k] = (log q[k] - log q[0]) / temperature.
 3. Filters on that list, as the target has them on its own distribution: k < top_k; the mass before
    k, of what top_k keeps of the list, is below top_p (1 drops nothing); exp(s[k]) >= min_p. The
-   first always stays. What a filter drops is lowered by `_DROPPED`: the target may keep it.
+   first always stays. What a filter drops is lowered by `DROPPED`: the target may keep it.
 4. n[k] = s[k] + gumbel(seed, tokens said + d - 1, target's id of k).
 5. Children are the `width` largest n, falling, the first among equals. What they are given as
-   log-probability is log softmax(n / `_SCALE`) over the list: how sure it is that the target's own
+   log-probability is log softmax(n / `SCALE`) over the list: how sure it is that the target's own
    largest is the same.
 
 Rows of greedy requests, and of those with a top-k of 1, have the most probable tokens with their
@@ -35,10 +35,10 @@ from fledge.ops.top_logprobs import TopLogprobs
 _CANDIDATES, _CANDIDATES_PER_CHILD, _MOST_CANDIDATES = 16, 4, 64
 """Of a chain, of each child of a tree, and of all: more than these hardly help."""
 
-_SCALE = 1.5
+SCALE = 1.5
 """What the head does not know of the target, as noise of its own: 1 is surer than it is right."""
 
-_DROPPED = 2.0
+DROPPED = 2.0
 """As much as still lets the target differ: a filter that drops for good has fewer right."""
 
 _LOWEST = -1e300
@@ -90,8 +90,8 @@ def noised_top(
                     draws,
                     depth=depth,
                     width=width,
-                    scale=_SCALE,
-                    dropped=_DROPPED,
+                    scale=SCALE,
+                    dropped=DROPPED,
                 )
             )
 
@@ -116,7 +116,7 @@ def _noised_plain(
     tokens_TK = draft_to_target_V[indices_TK]
     noised_TK = kept_TK + gumbel_of(rows.seed_B, rows.position_B + depth - 1, tokens_TK)
     noised_TK = noised_TK.clamp(min=_LOWEST)
-    scores_TK = (noised_TK / _SCALE).log_softmax(dim=1).float()
+    scores_TK = (noised_TK / SCALE).log_softmax(dim=1).float()
     # Logits that are no numbers are so in a whole row: its order does not matter.
     order_TK = noised_TK.sort(dim=1, descending=True, stable=True).indices
     first_K = torch.arange(order_TK.shape[1], device=order_TK.device)
@@ -138,4 +138,4 @@ def _filtered(logprobs_TK: Tensor, rows: Draws) -> Tensor:
     is_dropped_TK = is_beyond_TK | (shares_TK < rows.min_p_B[:, None])
     is_dropped_TK |= (before_TK >= top_p_T1 * total_T1) & (top_p_T1 < 1)
     is_dropped_TK[:, 0] = False
-    return torch.where(is_dropped_TK, weights_TK - _DROPPED, weights_TK)
+    return torch.where(is_dropped_TK, weights_TK - DROPPED, weights_TK)

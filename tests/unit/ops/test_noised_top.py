@@ -66,9 +66,9 @@ def by_loop(
         has_mass = one.get("top_p", 1.0) == 1.0 or before < one["top_p"] * total
         is_likely = math.exp(weight) >= one.get("min_p", 0.0)
         stays = place == 0 or (place in kept and has_mass and is_likely)
-        noised.append(weight + noise[place] - (0.0 if stays else noised_top._DROPPED))
+        noised.append(weight + noise[place] - (0.0 if stays else noised_top.DROPPED))
         before += math.exp(weight)
-    scaled = [value / noised_top._SCALE for value in noised]
+    scaled = [value / noised_top.SCALE for value in noised]
     log_total = math.log(sum(math.exp(value) for value in scaled))
     best = sorted(range(len(noised)), key=lambda place: -noised[place])[:width]
     return [(place, scaled[place] - log_total) for place in best]

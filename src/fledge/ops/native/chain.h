@@ -26,7 +26,7 @@ struct Chain {
     const int64_t* copied;  // [requests]: first token of what may be copied instead, -1 for none
     const float* limits;    // [requests]: a first draft that differs must be as probable as this
     const Draw* draws;    // [requests], or missing where all are greedy
-    int64_t num_candidates;
+    GuessRule rule;
     int64_t* drafts;      // [depth, requests]
     float* probabilities;  // [depth, requests]: of each draft behind those before it
     int64_t* num_levels;
@@ -105,7 +105,7 @@ Guess guess(const Chain& chain, const ChainWork& room, int64_t b, int64_t level)
     if (takes_best) return {best.index, 1.0f / best.sum};
     int64_t count = chain.to_logits.num_rows;
     return guess_under_noise(room.logits + b * count, count, best.value, chain.draws[b], level,
-                             chain.to_target, chain.num_candidates);
+                             chain.to_target, chain.rule);
 }
 
 // One step of all requests: their newest tokens' outputs, and the best token behind each.

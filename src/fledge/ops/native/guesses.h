@@ -7,8 +7,13 @@
 namespace {
 
 constexpr int64_t MOST_CANDIDATES = 64;
-// As in the twin, which says what they are.
-constexpr double DROPPED = 2.0, SCALE = 1.5, LOWEST = -1e300;
+constexpr double LOWEST = -1e300;
+
+// The numbers of the rule, which the twin says.
+struct GuessRule {
+    int64_t num_candidates;
+    double dropped, scale;
+};
 
 struct Guess {
     int64_t index;
@@ -16,7 +21,7 @@ struct Guess {
 };
 
 // Scores of candidates, falling, under the filters of a request.
-void filter_candidates(const Draw& draw, double* scores, int64_t count) {
+void filter_candidates(const Draw& draw, double dropped, double* scores, int64_t count) {
     auto is_beyond = [&](int64_t i) { return draw.top_k > 0 && i >= draw.top_k; };
     double total = 0.0, before = 0.0;
     for (int64_t i = 0; i < count && !is_beyond(i); i++) total += std::exp(scores[i]);
@@ -25,21 +30,21 @@ void filter_candidates(const Draw& draw, double* scores, int64_t count) {
         bool is_behind = draw.top_p < 1.0 && before >= draw.top_p * total;
         bool is_dropped = is_beyond(i) || is_behind || weight < draw.min_p;
         if (!is_beyond(i)) before += weight;
-        if (i > 0 && is_dropped) scores[i] -= DROPPED;
+        if (i > 0 && is_dropped) scores[i] -= dropped;
     }
 }
 
 // `draw` is for the first draft of a chain, and this one is `level` behind it.
 static Guess guess_under_noise(const float* row, int64_t count, float best, const Draw& draw,
-                               int64_t level, const int64_t* to_target, int64_t wanted) {
+                               int64_t level, const int64_t* to_target, const GuessRule& rule) {
     static thread_local std::vector<Ranked> found;
-    gather_best(row, count, Scale{best, 1.0}, wanted, found);
-    int64_t num = std::min({int64_t(found.size()), wanted, MOST_CANDIDATES});
+    gather_best(row, count, Scale{best, 1.0}, rule.num_candidates, found);
+    int64_t num = std::min({int64_t(found.size()), rule.num_candidates, MOST_CANDIDATES});
     std::partial_sort(found.begin(), found.begin() + num, found.end(), ranks_before);
     double values[MOST_CANDIDATES];
     Scale scale = {best, draw.temperature};
     for (int64_t i = 0; i < num; i++) values[i] = scale.of(found[size_t(i)].logit);
-    filter_candidates(draw, values, num);
+    filter_candidates(draw, rule.dropped, values, num);
     Noise noise(draw.seed, draw.position + level);
     int64_t chosen = 0;
     for (int64_t i = 0; i < num; i++) {
@@ -47,7 +52,7 @@ static Guess guess_under_noise(const float* row, int64_t count, float best, cons
         if (values[i] > values[chosen]) chosen = i;
     }
     double total = 0.0;
-    for (int64_t i = 0; i < num; i++) total += std::exp((values[i] - values[chosen]) / SCALE);
+    for (int64_t i = 0; i < num; i++) total += std::exp((values[i] - values[chosen]) / rule.scale);
     return {found[size_t(chosen)].index, float(1.0 / total)};
 }
 
