@@ -28,14 +28,13 @@ from fledge.engine.cycle_end import CycleEnd
 from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.head_drafter import HeadDrafter
-from fledge.engine.host_drafts import HostDrafted, HostDrafts, no_drafts
+from fledge.engine.host_drafts import HostDrafted, HostDrafts, draws_of, no_drafts
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 from fledge.engine.waiting_features import MOST_WAITING, WaitingFeatures
 from fledge.models.native_passes import ChainPasses
 from fledge.models.target import Target
 from fledge.ops.native_chains import TokenChain
-from fledge.ops.native_walk import Draw
 
 
 class HostCycle:
@@ -94,9 +93,7 @@ class HostCycle:
         ]
         assert self._passes is not None
         num_waiting = 0 if self._waiting is None else len(self._waiting.slots)
-        draws = None
-        if self._is_sampled:
-            draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in running]
+        draws = draws_of(running) if self._is_sampled else None
         tokens = self._passes.run(chains, draws, features_at=num_waiting)
         verified = time.perf_counter()
         times = (started, drafted, verified)

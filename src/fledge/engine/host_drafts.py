@@ -124,21 +124,25 @@ class HostDrafts:
             TokenChain(seq.row, seq.head_len, seq.token_ids[seq.head_len :], drafter.first_key(seq))
             for seq in drafting
         ]
-        draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in drafting]
-        has_draws = drafter.has_noise and not all(one.params.is_greedy for one in draws)
+        is_sampled = not all(seq.request.params.is_greedy for seq in drafting)
         found = self.native.draft(
             chains,
             waiting.features_NF,
             waiting.slots,
             depth=plan.depth,
             least=plan.least_drafted,
-            draws=draws if has_draws else None,
+            draws=draws_of(drafting) if drafter.has_noise and is_sampled else None,
             rivals=rivals,
         )
         waiting.slots.clear()
         for seq in drafting:
             seq.head_len = seq.len
         return found
+
+
+def draws_of(sequences: Many[Sequence]) -> list[Draw]:
+    """How these requests choose their next tokens."""
+    return [Draw(seq.request.params, len(seq.output_ids)) for seq in sequences]
 
 
 def no_drafts(running: Many[Sequence]) -> HostDrafted:
