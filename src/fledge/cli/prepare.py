@@ -17,7 +17,7 @@ from fledge.contracts.recipe import Recipe, load_recipe, read_recipe
 from fledge.store.capacity import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from fledge.contracts.conversation import Conversation
     from fledge.data.prepare_estimate import PrepareEstimate
@@ -149,7 +149,11 @@ class _PromptsOfTarget:
         self._writer: SelfPromptWriter | None = None
 
     def __call__(
-        self, source: SourceSettings, settings: SelfSettings, seed: int
+        self,
+        source: SourceSettings,
+        settings: SelfSettings,
+        seed: int,
+        examples: "Sequence[str]",
     ) -> "Iterable[Conversation]":
         if self._writer is None:
             from fledge.data.self_prompts import SelfPromptWriter
@@ -157,7 +161,7 @@ class _PromptsOfTarget:
             engine = load(self._choice).engine
             self._journal.mkdir(parents=True, exist_ok=True)
             self._writer = SelfPromptWriter(engine, progress=self._progress, journal=self._journal)
-        return self._writer(source, settings, seed)
+        return self._writer(source, settings, seed, examples)
 
     def report(self, source_name: str) -> "SelfPromptReport":
         assert self._writer is not None, "no prompt was asked for"

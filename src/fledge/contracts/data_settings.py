@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fledge.contracts.errors import ConfigError
-from fledge.contracts.toml_settings import read_settings
+from fledge.contracts.toml_settings import read_settings, to_plain
 
 BadRows = Literal["skip", "stop"]
 PrivacyAction = Literal["replace", "drop", "keep"]
@@ -59,12 +59,27 @@ class SelfSettings:
 
     topics: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
+    like: str = ""
+    """A source before this one, whose prompts are shown: what is written goes on with them."""
+
+    shown: int = 4
+    """How many of them, others in every try."""
 
     def __post_init__(self) -> None:
         check_range("rows", self.rows, 1)
+        check_range("shown", self.shown, 1, 32)
         check_range("temperature", self.temperature, 0.1, 5.0)
         check_range("top_p", self.top_p, 0.01, 1)
         check_range("max_tokens", self.max_tokens, 4)
+
+
+def decisive_self(settings: SelfSettings) -> dict[str, Any]:
+    """The settings as plans have them: without examples as before there were any, so that work
+    begun then goes on."""
+    plain: dict[str, Any] = to_plain(settings)
+    if not settings.like:
+        del plain["like"], plain["shown"]
+    return plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +233,14 @@ class PrepareSettings:
                 raise ConfigError(
                     f"source {source.name} has the licence {source.licence!r}, and the recipe "
                     f"allows {', '.join(self.licences)}; leave the source out or allow it."
+                )
+        for number, source in enumerate(self.sources):
+            like = source.self_settings(self.self_prompts).like if source.is_self else ""
+            if like and like not in names[:number]:
+                before = ", ".join(names[:number]) or "none"
+                raise ConfigError(
+                    f"source {source.name} is to be like {like!r}, which is not among the sources "
+                    f"before it ({before}); name one of those, or move that one up."
                 )
         if self.rows and not any(source.weight for source in self.sources):
             raise ConfigError("every source has weight 0, so none can give rows to the blend.")

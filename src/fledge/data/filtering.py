@@ -5,7 +5,7 @@ counts, in one transaction. A run that was killed goes on after the last such po
 beyond it is removed and made again, so the files and counts are those of an unbroken run.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from fledge.contracts.progress import Progress
 from fledge.data.duplicates import DuplicateIndex
 from fledge.data.examination import Examination, Examined
 from fledge.data.row_files import MAX_BYTES, RowFiles, remove_from
+from fledge.data.self_examples import MOST_CHARS, read_examples
 from fledge.data.self_filter import SelfPromptReport
 from fledge.data.sources import SourceReport, open_source
 from fledge.data.tally import SourceTally
@@ -28,9 +29,16 @@ class SelfPrompts(Protocol):
     """Whoever writes prompts for sources with the path `self`."""
 
     def __call__(
-        self, source: SourceSettings, settings: SelfSettings, seed: int
+        self,
+        source: SourceSettings,
+        settings: SelfSettings,
+        seed: int,
+        examples: Sequence[str],
     ) -> Iterable[Conversation]:
-        """The same rows in the same order, whenever it is called with the same arguments."""
+        """The same rows in the same order, whenever it is called with the same arguments.
+
+        `examples` are prompts of the source that it is to be like, and empty without one.
+        """
 
     def report(self, source_name: str) -> SelfPromptReport:
         """How the writing went, from the first row on."""
@@ -172,8 +180,22 @@ class FilterPass:
             )
         settings = self._settings
         asked = source.self_settings(settings.self_prompts)
-        rows = self._self_prompts(source, asked, settings.seed)
+        rows = self._self_prompts(source, asked, settings.seed, self._examples(source, asked))
         return SelfReader(rows, skip_rows)
+
+    def _examples(self, source: SourceSettings, asked: SelfSettings) -> list[str]:
+        """Prompts that were kept of the source that this one is to be like."""
+        if not asked.like:
+            return []
+        names = [one.name for one in self._settings.sources]
+        found = read_examples(source_directory(self._work, names.index(asked.like)))
+        if len(found) < asked.shown:
+            raise ConfigError(
+                f"source {source.name} is to be like {asked.like}, which has {len(found)} prompts "
+                f"of at most {MOST_CHARS:,} characters, and {asked.shown} are to be shown each "
+                "time; name another source, or lower `shown`."
+            )
+        return found
 
 
 def source_directory(work: Path, number: int) -> Path:

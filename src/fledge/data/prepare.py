@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fledge.contracts.data_settings import PrepareSettings
+from fledge.contracts.data_settings import PrepareSettings, decisive_self
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.progress import Progress
 from fledge.contracts.toml_settings import to_plain
@@ -100,7 +100,7 @@ def _decisive(settings: PrepareSettings) -> dict[str, Any]:
     for source in plain["sources"]:
         if not source["self_prompts"]:
             del source["self_prompts"]
-    return plain
+    return {**plain, "self_prompts": decisive_self(settings.self_prompts)}
 
 
 def _choose_workers(num_bytes: int) -> int:

@@ -8,25 +8,22 @@ Tries are numbered. Everything about a try, its seed included, follows from the 
 source's name and its number, so the same run yields the same rows.
 """
 
-import random
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
 
 import xxhash
 
 from fledge.contracts.conversation import Conversation, Message, Origin
-from fledge.contracts.data_settings import SELF, SelfSettings, SourceSettings
+from fledge.contracts.data_settings import SELF, SelfSettings, SourceSettings, decisive_self
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.outputs import Completion
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.toml_settings import to_plain
 from fledge.data.prompt_text import fold, split_words
 from fledge.data.self_filter import DiversityMeter, SelfPromptReport, find_flaw
 from fledge.data.self_journal import Draft, SelfJournal
-from fledge.data.self_topics import LANGUAGES, SYSTEM_PROMPTS, TOPICS, Language
+from fledge.data.self_tries import HINT, Try, TryPlanner
 from fledge.data.token_meter import TokenMeter, answer_watched
 from fledge.data.user_turns import UserTurns
 from fledge.engine.engine import Engine
@@ -40,28 +37,8 @@ _TRIES_PER_ROW = 5
 """A target that needs more tries than this is not fit for writing prompts."""
 
 _SPARE_TRIES = 64
-_HINT = "You talk with a user about"
 _DAY = date(2025, 1, 1)
 """What templates that write today's date are told: rows must not depend on the day."""
-
-_RAW_TOKENS = (8, 64)
-"""Fewest and most tokens by which a raw text is continued: it has no end of its own."""
-
-
-class Try(NamedTuple):
-    """What one try asks for."""
-
-    seed: int
-    system: str
-    """The system prompt that the row gets; empty for none."""
-
-    language: Language
-    lead_ids: list[int]
-    opener: str
-    """What the text is begun with; empty when the target begins."""
-
-    opener_ids: list[int]
-    max_tokens: int
 
 
 class SelfPromptWriter:
@@ -81,20 +58,33 @@ class SelfPromptWriter:
         self._progress = progress or SilentProgress()
         self._journal = journal
         self._turns = UserTurns(self._tokenizer)
-        self._marks = {*self._turns.marks, _HINT}
+        self._marks = {*self._turns.marks, HINT}
+        self._planner = TryPlanner(self._turns, self._tokenizer)
         self._meters: dict[str, DiversityMeter] = {}
 
     def __call__(
-        self, source: SourceSettings, settings: SelfSettings, seed: int
+        self,
+        source: SourceSettings,
+        settings: SelfSettings,
+        seed: int,
+        examples: Sequence[str] = (),
     ) -> Iterator[Conversation]:
-        """`settings.rows` usable prompts that all differ, or fewer when tries run out."""
+        """`settings.rows` usable prompts that all differ, or fewer when tries run out.
+
+        With `examples` none of them is among these.
+        """
+        if examples and self._turns.is_raw:
+            raise ConfigError(
+                f"source {source.name} is to be like {settings.like}, which takes a chat template, "
+                "and this target has none; leave `like` out."
+            )
         meter = self._meters[source.name] = DiversityMeter()
-        known: set[int] = set()
+        known = {_hashed(split_words(fold(text))) for text in examples}
         max_tries = _TRIES_PER_ROW * settings.rows + _SPARE_TRIES
         label = f"asking the target for prompts ({source.name})"
         with self._progress.task(label, settings.rows, unit="rows") as task:
             said = TokenMeter(task, label)
-            for attempt, draft in self._drafts(source, settings, seed, max_tries, said):
+            for attempt, draft in self._drafts(source, settings, seed, examples, max_tries, said):
                 text = self._accept(attempt, draft, meter, known)
                 if text is not None:
                     task.advance(1)
@@ -116,14 +106,16 @@ class SelfPromptWriter:
         source: SourceSettings,
         settings: SelfSettings,
         seed: int,
+        examples: Sequence[str],
         max_tries: int,
         said: TokenMeter,
     ) -> Iterator[tuple[Try, Draft]]:
         """Tries and what came of them, from the journal as far as it goes."""
         fewest, most = _BATCH_TRIES
         size = min(max(fewest, min(settings.rows // _BATCH_SHARE, most)), settings.rows)
+        asked = (source, settings, seed)
         batches = (
-            [self._plan(source, settings, seed, number) for number in range(start, start + size)]
+            [self._planner.plan(*asked, number, examples) for number in range(start, start + size)]
             for start in range(0, max_tries, size)
         )
         journal = self._open_journal(source, settings, seed)
@@ -144,37 +136,10 @@ class SelfPromptWriter:
         basis = {
             "source": source.name,
             "seed": seed,
-            "settings": to_plain(settings),
+            "settings": decisive_self(settings),
             "tokenizer": self._tokenizer.identity["sha256"],
         }
         return SelfJournal(self._journal / f"{source.name}.jsonl", basis)
-
-    def _plan(self, source: SourceSettings, settings: SelfSettings, seed: int, number: int) -> Try:
-        """Everything that a try depends on, chosen by its number."""
-        own_seed = xxhash.xxh3_64_intdigest(f"{seed}/{source.name}/{number}".encode()) >> 1
-        draw = random.Random(own_seed)
-        system, topic, language = _choose(settings, draw)
-        max_tokens = settings.max_tokens
-        steering, opener = None, ""
-        if self._turns.takes_system:
-            hint = f"{_HINT} {topic}. The user writes in {language.name}."
-            steering = f"{system} {hint}".strip()
-        else:
-            system = ""
-            if self._turns.is_raw or language.name != "English" or draw.random() < 0.5:
-                opener = draw.choice(language.openers).format(topic=topic)
-        if self._turns.is_raw:
-            fewest, most = _RAW_TOKENS
-            max_tokens = draw.randint(min(fewest, max_tokens), min(most, max_tokens))
-        return Try(
-            seed=own_seed,
-            system=system,
-            language=language,
-            lead_ids=self._turns.lead_ids(steering),
-            opener=opener,
-            opener_ids=self._tokenizer.encode_all([opener])[0] if opener else [],
-            max_tokens=max_tokens,
-        )
 
     def _ask(self, tries: Sequence[Try], settings: SelfSettings, said: TokenMeter) -> list[Draft]:
         params = [
@@ -222,7 +187,7 @@ class SelfPromptWriter:
             meter.reject(flaw)
             return None
         words = split_words(fold(text))
-        hashed = xxhash.xxh3_64_intdigest(" ".join(words).encode())
+        hashed = _hashed(words)
         if hashed in known:
             meter.reject("known")
             return None
@@ -231,23 +196,8 @@ class SelfPromptWriter:
         return text
 
 
-def _choose(settings: SelfSettings, draw: random.Random) -> tuple[str, str, Language]:
-    """A system prompt, a topic and a language; half of the built-in choices are no system prompt
-    and English."""
-    if settings.system_prompts:
-        system = draw.choice(settings.system_prompts)
-    else:
-        system = draw.choice(("", draw.choice(SYSTEM_PROMPTS)))
-    topic = draw.choice(settings.topics or TOPICS)
-    if settings.languages:
-        return system, topic, _language(draw.choice(settings.languages))
-    return system, topic, draw.choice((LANGUAGES[0], draw.choice(LANGUAGES[1:])))
-
-
-def _language(name: str) -> Language:
-    """A language of the built-in list, or any other: its letters are then not checked."""
-    found = [one for one in LANGUAGES if one.name.casefold() == name.casefold()]
-    return found[0] if found else Language(name, (), LANGUAGES[0].openers)
+def _hashed(words: Sequence[str]) -> int:
+    return xxhash.xxh3_64_intdigest(" ".join(words).encode())
 
 
 def _without_last_word(text: str) -> str:

@@ -14,6 +14,8 @@ from fledge.models.tokenizer import TargetTokenizer, TemplateRefusal
 _MARKERS = ("qzkvjx", "Vwyjqk 7")
 """Two, to see that the template writes the same around both."""
 
+_REPLY = "I see. And the next question?"
+
 
 class Around(NamedTuple):
     """What a template writes around a user turn."""
@@ -34,12 +36,14 @@ class UserTurns:
         self.takes_system = not self.is_raw and self._takes_system()
         self.stop_token_ids, self.stop_texts = self._stops()
 
-    def lead_ids(self, system: str | None) -> list[int]:
-        """Token ids up to the place where a user begins to write."""
+    def lead_ids(self, system: str | None, earlier: Sequence[str] = ()) -> list[int]:
+        """Token ids up to the place where a user begins to write, who said something `earlier`."""
         if self.is_raw:
             return self._tokenizer.encode("")
         around = self._around
-        if system is not None:
+        if earlier:
+            around = _around_later_turn(self._tokenizer, system, earlier)
+        elif system is not None:
             around = _around(self._tokenizer, system, _MARKERS[:1])
         # A space there belongs to the first word's token, which the target is to choose.
         return self._tokenizer.encode_all([around.before.rstrip(" ")])[0]
@@ -75,11 +79,27 @@ class UserTurns:
         return (), (text or "\n",)
 
 
+def _around_later_turn(
+    tokenizer: TargetTokenizer, system: str | None, earlier: Sequence[str]
+) -> Around:
+    """Of a turn behind others of the user, with a word in between where a template asks for one."""
+    turns = [{"role": "user", "content": text} for text in earlier]
+    try:
+        return _around(tokenizer, system, _MARKERS[:1], turns)
+    except TemplateRefusal:
+        pairs = [(turn, {"role": "assistant", "content": _REPLY}) for turn in turns]
+        return _around(tokenizer, system, _MARKERS[:1], [turn for pair in pairs for turn in pair])
+
+
 def _around(
-    tokenizer: TargetTokenizer, system: str | None, markers: Sequence[str] = _MARKERS
+    tokenizer: TargetTokenizer,
+    system: str | None,
+    markers: Sequence[str] = _MARKERS,
+    earlier: Sequence[dict[str, str]] = (),
 ) -> Around:
     """Cut a rendered conversation at the user's text."""
     lead = [] if system is None else [{"role": "system", "content": system}]
+    lead.extend(earlier)
     found = []
     for marker in markers:
         messages = [*lead, {"role": "user", "content": marker}]

@@ -1,6 +1,6 @@
 """The stages from prompts to a corpus, as `fledge run` calls them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fledge.contracts.conversation import Conversation
 from fledge.contracts.data_settings import PrepareSettings, SelfSettings, SourceSettings
@@ -64,14 +64,18 @@ class _PromptsOfTarget:
         self._writer: SelfPromptWriter | None = None
 
     def __call__(
-        self, source: SourceSettings, settings: SelfSettings, seed: int
+        self,
+        source: SourceSettings,
+        settings: SelfSettings,
+        seed: int,
+        examples: Sequence[str],
     ) -> Iterable[Conversation]:
         if self._writer is None:
             journal = self._road.place("prepare") / prepare.WORK_NAME / "self"
             engine = self._road.load_engine(self._road.recipe.regenerate.engine)
             journal.mkdir(parents=True, exist_ok=True)
             self._writer = SelfPromptWriter(engine, progress=self._road.progress, journal=journal)
-        return self._writer(source, settings, seed)
+        return self._writer(source, settings, seed, examples)
 
     def report(self, source_name: str) -> SelfPromptReport:
         assert self._writer is not None, "no prompt was asked for"

@@ -5,7 +5,7 @@ import io
 import json
 import multiprocessing
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def test_a_worker_that_dies_is_an_error_in_words(
     own = SourceSettings(name="own", path=("self",), licence="MIT")
 
     def kill_worker(*_: object) -> Iterator[Conversation]:
-        for number, row in enumerate(OwnPrompts()(own, SelfSettings(rows=1200), 0)):
+        for number, row in enumerate(OwnPrompts()(own, SelfSettings(rows=1200), 0, ())):
             if number == 600:
                 for child in multiprocessing.active_children():
                     child.kill()
@@ -263,8 +263,9 @@ class OwnPrompts:
         self.calls: list[tuple[str, int, int]] = []
 
     def __call__(
-        self, source: SourceSettings, settings: SelfSettings, seed: int
+        self, source: SourceSettings, settings: SelfSettings, seed: int, examples: Sequence[str]
     ) -> Iterator[Conversation]:
+        assert not examples
         self.calls.append((source.name, settings.rows, seed))
         rng = random.Random(seed)
         for number in range(1, settings.rows + 1):

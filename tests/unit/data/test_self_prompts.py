@@ -95,7 +95,7 @@ def test_source_and_seed_decide_every_try(engine: Engine) -> None:
     other = SourceSettings(name="other", path=("self",), licence="MIT")
     runs = [(SOURCE, 0), (SOURCE, 1), (other, 0)]
     seeds = [
-        writer._plan(source, SETTINGS, seed, number).seed
+        writer._planner.plan(source, SETTINGS, seed, number).seed
         for source, seed in runs
         for number in range(20)
     ]
@@ -104,7 +104,7 @@ def test_source_and_seed_decide_every_try(engine: Engine) -> None:
 
 def test_tries_start_where_the_user_writes(engine: Engine) -> None:
     writer = SelfPromptWriter(engine)
-    tries = [writer._plan(SOURCE, SETTINGS, 0, number) for number in range(40)]
+    tries = [writer._planner.plan(SOURCE, SETTINGS, 0, number) for number in range(40)]
     assert engine.target.tokenizer is not None
     leads = [
         engine.target.tokenizer.decode(one.lead_ids, keeps_special_tokens=True) for one in tries
@@ -127,7 +127,7 @@ def test_lists_of_the_recipe_replace_the_built_in_ones(engine: Engine) -> None:
         languages=("Klingon", "french"),
     )
     writer = SelfPromptWriter(engine)
-    tries = [writer._plan(SOURCE, settings, 0, number) for number in range(12)]
+    tries = [writer._planner.plan(SOURCE, settings, 0, number) for number in range(12)]
     assert {one.system for one in tries} == {"Be brief."}
     assert {one.language.name for one in tries} == {"Klingon", "French"}
     assert engine.target.tokenizer is not None
@@ -143,7 +143,7 @@ def test_targets_without_a_place_for_system_prompts_are_given_beginnings() -> No
         "<|user|>{{ message['content'] }}<eos>{% endfor %}<|assistant|>"
     )
     writer = SelfPromptWriter(writing_engine(template=template))
-    tries = [writer._plan(SOURCE, SETTINGS, 0, number) for number in range(40)]
+    tries = [writer._planner.plan(SOURCE, SETTINGS, 0, number) for number in range(40)]
     assert {one.system for one in tries} == {""}
     assert all(one.opener for one in tries if one.language.name != "English")
     assert {bool(one.opener) for one in tries if one.language.name == "English"} == {True, False}

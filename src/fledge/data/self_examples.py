@@ -1,0 +1,25 @@
+"""Prompts of a source that others are to be like: shown to the target before it writes its own."""
+
+import json
+from pathlib import Path
+
+from fledge.store.rows import row_files
+
+MOST_CHARS = 2_000
+"""Longer prompts are not shown: several are, each time."""
+
+_MOST_EXAMPLES = 10_000
+"""As many as memory holds without a thought."""
+
+
+def read_examples(directory: Path) -> list[str]:
+    """What users said last in the first rows of a directory."""
+    found: list[str] = []
+    for path in row_files(directory):
+        for line in path.read_bytes().splitlines():
+            said = [one["content"] for one in json.loads(line)["messages"] if one["role"] == "user"]
+            if said and isinstance(said[-1], str) and 0 < len(said[-1]) <= MOST_CHARS:
+                found.append(said[-1])
+            if len(found) == _MOST_EXAMPLES:
+                return found
+    return found
