@@ -207,6 +207,8 @@ def test_the_target_writes_prompts(run: RunProgram, tmp_path: Path) -> None:
         f'target = "{target_dir}"\n[[prepare.sources]]\nname = "own"\npath = "self"\n'
         'licence = "MIT"\n[[prepare.sources]]\nname = "more"\npath = "self"\nlicence = "MIT"\n'
         'self_prompts = { rows = 4, topics = ["rain"] }\n'
+        '[[prepare.sources]]\nname = "next"\npath = "self"\nlicence = "MIT"\n'
+        'self_prompts = { rows = 3, like = "own", shown = 2 }\n'
         "[prepare.self_prompts]\nrows = 6\nmax_tokens = 64\n"
         "[prepare.duplicates]\nnear = false\n"
     )
@@ -219,6 +221,7 @@ def test_the_target_writes_prompts(run: RunProgram, tmp_path: Path) -> None:
     counts = json.loads(outcome.stdout)["sources"]
     assert counts["own"]["out"] > 0
     assert counts["more"]["read"] == 4
+    assert counts["next"]["read"] == 3
     rows = list(read_rows(tmp_path / "out"))
     assert {row.origin.file for row in rows} == {"self"}
     assert not (tmp_path / "out" / stage.WORK_NAME).exists()

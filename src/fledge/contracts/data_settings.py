@@ -78,7 +78,10 @@ def decisive_self(settings: SelfSettings) -> dict[str, Any]:
     begun then goes on."""
     plain: dict[str, Any] = to_plain(settings)
     if not settings.like:
-        del plain["like"], plain["shown"]
+        del plain["like"]
+        # A source may name what it is like by itself, and take only this from here.
+        if settings.shown == SelfSettings().shown:
+            del plain["shown"]
     return plain
 
 

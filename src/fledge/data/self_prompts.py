@@ -59,7 +59,7 @@ class SelfPromptWriter:
         self._journal = journal
         self._turns = UserTurns(self._tokenizer)
         self._marks = {*self._turns.marks, HINT}
-        self._planner = TryPlanner(self._turns, self._tokenizer)
+        self._planner = TryPlanner(self._turns, self._tokenizer, engine.target.context_len)
         self._meters: dict[str, DiversityMeter] = {}
 
     def __call__(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import xxhash
 
 from fledge.contracts.data_settings import SelfSettings, SourceSettings
+from fledge.contracts.errors import ConfigError
 from fledge.data.self_topics import LANGUAGES, SYSTEM_PROMPTS, TOPICS, Language
 from fledge.data.user_turns import UserTurns
 from fledge.models.tokenizer import TargetTokenizer
@@ -37,9 +38,10 @@ class Try(NamedTuple):
 class TryPlanner:
     """Chooses what each try of a source asks for."""
 
-    def __init__(self, turns: UserTurns, tokenizer: TargetTokenizer) -> None:
+    def __init__(self, turns: UserTurns, tokenizer: TargetTokenizer, context_len: int) -> None:
         self._turns = turns
         self._tokenizer = tokenizer
+        self._context_len = context_len
 
     def plan(
         self,
@@ -53,7 +55,7 @@ class TryPlanner:
         own_seed = xxhash.xxh3_64_intdigest(f"{seed}/{source.name}/{number}".encode()) >> 1
         draw = random.Random(own_seed)
         if examples:
-            return self._go_on(settings, own_seed, draw, examples)
+            return self._go_on(source, settings, own_seed, draw, examples)
         system, topic, language = _choose(settings, draw)
         max_tokens = settings.max_tokens
         steering, opener = None, ""
@@ -78,20 +80,48 @@ class TryPlanner:
         )
 
     def _go_on(
-        self, settings: SelfSettings, seed: int, draw: random.Random, examples: Sequence[str]
+        self,
+        source: SourceSettings,
+        settings: SelfSettings,
+        seed: int,
+        draw: random.Random,
+        examples: Sequence[str],
     ) -> Try:
         """A try behind examples, which say all that topics and languages would."""
         system = draw.choice(settings.system_prompts or ("",)) if self._turns.takes_system else ""
-        earlier = draw.sample(examples, settings.shown)
+        lead_ids = self._lead_that_fits(settings, system, draw.sample(examples, settings.shown))
+        if lead_ids is None:
+            lead_ids = self._lead_that_fits(settings, system, [min(examples, key=len)])
+        if lead_ids is None:
+            raise ConfigError(
+                f"source {source.name} is to be like {settings.like}, and not one prompt of it "
+                f"fits the target's context of {self._context_len:,} tokens beside max_tokens = "
+                f"{settings.max_tokens:,}; lower max_tokens, or name another source."
+            )
         return Try(
             seed=seed,
             system=system,
             language=_ANY_LANGUAGE,
-            lead_ids=self._turns.lead_ids(system or None, earlier),
+            lead_ids=lead_ids,
             opener="",
             opener_ids=[],
             max_tokens=settings.max_tokens,
         )
+
+    def _lead_that_fits(
+        self, settings: SelfSettings, system: str, examples: Sequence[str]
+    ) -> list[int] | None:
+        """The lead behind examples, without the longest ones where the context is too small.
+
+        The context decides, not an engine's memory: rows must not depend on the machine.
+        """
+        shown = list(examples)
+        while shown:
+            lead_ids = self._turns.lead_ids(system or None, shown)
+            if len(lead_ids) + settings.max_tokens <= self._context_len:
+                return lead_ids
+            shown.remove(max(shown, key=len))
+        return None
 
 
 def _choose(settings: SelfSettings, draw: random.Random) -> tuple[str, str, Language]:

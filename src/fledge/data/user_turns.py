@@ -4,17 +4,19 @@ Found by rendering: a conversation with a marker as the user's text is cut at th
 before is where sampling starts, what comes behind says how a user turn ends.
 """
 
+import os.path
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from fledge.contracts.conversation import Message
 from fledge.contracts.errors import ConfigError
 from fledge.models.tokenizer import TargetTokenizer, TemplateRefusal
 
 _MARKERS = ("qzkvjx", "Vwyjqk 7")
 """Two, to see that the template writes the same around both."""
 
-_REPLY = "I see. And the next question?"
+_REPLY: Message = {"role": "assistant", "content": "I see. And the next question?"}
 
 
 class Around(NamedTuple):
@@ -42,7 +44,7 @@ class UserTurns:
             return self._tokenizer.encode("")
         around = self._around
         if earlier:
-            around = _around_later_turn(self._tokenizer, system, earlier)
+            around = _around(self._tokenizer, system, _MARKERS[:1], self._said(earlier))
         elif system is not None:
             around = _around(self._tokenizer, system, _MARKERS[:1])
         # A space there belongs to the first word's token, which the target is to choose.
@@ -54,6 +56,39 @@ class UserTurns:
         before, behind = (part.strip().splitlines() for part in self._around)
         found = {*self._tokenizer.special_tokens, *self.stop_texts, *before[-1:], *behind[:1]}
         return frozenset(text for text in found if len(text) > 2 and not text.isalnum())
+
+    def _said(self, texts: Sequence[str]) -> list[Message]:
+        """Turns of the user, each with what makes room for the next."""
+        return [
+            turn for text in texts for turn in ({"role": "user", "content": text}, *self._between)
+        ]
+
+    @cached_property
+    def _between(self) -> tuple[Message, ...]:
+        """What stands between two turns of the user: nothing, or a reply where a template refuses
+        turns of one role in a row, runs them together or does not end them as the last one."""
+        said: Message = {"role": "user", "content": _MARKERS[1]}
+        for between in ((), (_REPLY,)):
+            try:
+                lead = _around(self._tokenizer, None, _MARKERS[:1], [said, *between]).before
+            except (TemplateRefusal, ConfigError):
+                continue
+            if _MARKERS[1] in lead and self._begins_anew(lead.split(_MARKERS[1])[-1]):
+                return between
+        raise ConfigError(
+            "the target's chat template does not show where a user begins to write behind earlier "
+            "turns; leave `like` out with this target."
+        )
+
+    def _begins_anew(self, text: str) -> bool:
+        """Whether behind a user's words a turn ends, and another begins as a first one does."""
+        leads = (text.rstrip(" "), self._around.before.rstrip(" "))
+        ids, first_ids = self._tokenizer.encode_all(leads)
+        shared = os.path.commonprefix([ids[::-1], first_ids[::-1]])[::-1]
+        if not self._tokenizer.decode(shared, keeps_special_tokens=True).strip():
+            return False
+        ends = any(one in ids for one in self.stop_token_ids)
+        return ends or any(one in text for one in self.stop_texts)
 
     def _takes_system(self) -> bool:
         """Whether system prompts have a place of their own, outside the user turn."""
@@ -79,27 +114,15 @@ class UserTurns:
         return (), (text or "\n",)
 
 
-def _around_later_turn(
-    tokenizer: TargetTokenizer, system: str | None, earlier: Sequence[str]
-) -> Around:
-    """Of a turn behind others of the user, with a word in between where a template asks for one."""
-    turns = [{"role": "user", "content": text} for text in earlier]
-    try:
-        return _around(tokenizer, system, _MARKERS[:1], turns)
-    except TemplateRefusal:
-        pairs = [(turn, {"role": "assistant", "content": _REPLY}) for turn in turns]
-        return _around(tokenizer, system, _MARKERS[:1], [turn for pair in pairs for turn in pair])
-
-
 def _around(
     tokenizer: TargetTokenizer,
     system: str | None,
     markers: Sequence[str] = _MARKERS,
-    earlier: Sequence[dict[str, str]] = (),
+    earlier: Sequence[Message] = (),
 ) -> Around:
     """Cut a rendered conversation at the user's text."""
-    lead = [] if system is None else [{"role": "system", "content": system}]
-    lead.extend(earlier)
+    head = [] if system is None else [{"role": "system", "content": system}]
+    lead = [*head, *earlier]
     found = []
     for marker in markers:
         messages = [*lead, {"role": "user", "content": marker}]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import typing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fledge.contracts.data_settings import (
     PrivacySettings,
     SelfSettings,
     SourceSettings,
+    decisive_self,
 )
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.recipe import DEFAULT_TARGET, Recipe, load_recipe
@@ -169,6 +171,14 @@ def test_a_recipe_without_sources(recipe_file: Path) -> None:
             {"path": ("self",), "self_prompts": {"rows": 0}},
             "in a.self_prompts: rows is 0; it must be at least 1.",
         ),
+        (
+            {"path": ("self",), "self_prompts": {"shown": 0}},
+            "in a.self_prompts: shown is 0; it must be between 1 and 32.",
+        ),
+        (
+            {"path": ("self",), "self_prompts": {"shown": 33}},
+            "in a.self_prompts: shown is 33; it must be between 1 and 32.",
+        ),
     ],
 )
 def test_mistakes_in_a_source(changes: dict[str, Any], message: str) -> None:
@@ -194,6 +204,42 @@ def test_a_source_changes_single_settings_of_self_prompts() -> None:
     assert built_in.self_settings(common) == SelfSettings(rows=7, max_tokens=99)
     recipe = Recipe(prepare=PrepareSettings(sources=(own,)))
     assert read_settings(Recipe, to_plain(recipe), where="") == recipe
+
+
+@pytest.mark.parametrize(
+    ("like", "before"), [("c", "a"), ("b", "a"), ("nobody", "a"), ("a", "none")]
+)
+def test_a_source_is_like_one_before_it(like: str, before: str) -> None:
+    own = partial(source, path=("self",), self_prompts={"like": like})
+    sources = (source(), own(name="b"), source(name="c"))
+    with pytest.raises(ConfigError) as caught:
+        PrepareSettings(sources=sources if before == "a" else sources[1:])
+    assert str(caught.value) == (
+        f"source b is to be like {like!r}, which is not among the sources before it ({before}); "
+        "name one of those, or move that one up."
+    )
+    PrepareSettings(sources=(source(name=like), own(name="own")))
+
+
+def test_one_self_source_may_be_what_the_others_are_like() -> None:
+    common = SelfSettings(like="a")
+    own = source(name="b", path=("self",))
+    PrepareSettings(sources=(source(), own), self_prompts=common)
+    with pytest.raises(ConfigError, match="source a is to be like 'a', .* before it .none."):
+        PrepareSettings(sources=(source(path=("self",)), own), self_prompts=common)
+    first = source(path=("self",), self_prompts={"like": ""})
+    PrepareSettings(sources=(first, own), self_prompts=common)
+
+
+def test_plans_without_examples_are_those_from_before_there_were_any() -> None:
+    before = {
+        *("rows", "temperature", "top_p", "max_tokens"),
+        *("system_prompts", "topics", "languages"),
+    }
+    assert set(decisive_self(SelfSettings(rows=7))) == before
+    assert set(decisive_self(SelfSettings(like="a"))) == {*before, "like", "shown"}
+    # A source may name what it is like, and leave it to all how much of that is shown.
+    assert set(decisive_self(SelfSettings(shown=8))) == {*before, "shown"}
 
 
 def test_only_self_is_self() -> None:

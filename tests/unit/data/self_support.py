@@ -9,12 +9,14 @@ from fledge.testing import target_of, tiny_model, tiny_tokenizer
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def writing_engine(*, has_chat_template: bool = True, template: str | None = None) -> Engine:
+def writing_engine(
+    *, has_chat_template: bool = True, template: str | None = None, context_len: int = 512
+) -> Engine:
     """An engine over a random network that is bent to write lower-case words."""
     inner = tiny_tokenizer(has_chat_template=has_chat_template)
     if template is not None:
         inner.chat_template = template
-    model = tiny_model("llama", vocab_size=len(inner))
+    model = tiny_model("llama", vocab_size=len(inner), max_position_embeddings=context_len)
     with torch.no_grad():
         # One direction of the residual stream is the same for every token; the output layer
         # reads from it how welcome a token is.

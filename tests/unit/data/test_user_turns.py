@@ -56,6 +56,34 @@ def test_start_and_end_of_a_user_turn(name: str) -> None:
     assert end in turns.marks
 
 
+EARLIER = ("Why is the sky blue?", "Name three owls.", "Who wrote Emma?")
+WITH_REPLIES = {"gemma", "mistral", "merging", "deepseek_r1", "next_header"}
+"""Turns in a row are refused, run together, or ended by the next header instead of their own."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_user_writes_behind_earlier_turns(name: str) -> None:
+    tokenizer = target_tokenizer(name)
+    turns = UserTurns(tokenizer)
+    end = turns.stop_texts or [tokenizer.decode(turns.stop_token_ids, keeps_special_tokens=True)]
+    for system in ("Be kind.", None) if turns.takes_system else (None,):
+        first = tokenizer.decode(turns.lead_ids(system), keeps_special_tokens=True)
+        lead = tokenizer.decode(turns.lead_ids(system, EARLIER), keeps_special_tokens=True)
+        # Every turn begins where a first one does and ends as it does, the earlier ones in order.
+        assert lead.startswith(first)
+        rest = lead
+        for text in EARLIER:
+            before, found, rest = rest.partition(text)
+            assert found, text
+            assert text not in rest
+            assert rest.lstrip().startswith(end[0])
+            header = before.rstrip(" ")[-5:]
+            assert first.endswith(header)
+            assert lead.endswith(header)
+        assert ("the next question?" in lead) == (name in WITH_REPLIES)
+        assert turns.lead_ids(system, EARLIER[:1]) != turns.lead_ids(system)
+
+
 def with_template(template: str | None) -> TargetTokenizer:
     inner = tiny_tokenizer(has_chat_template=template is not None)
     if template is not None:
@@ -71,6 +99,21 @@ def test_nothing_around_a_turn_means_raw_text(template: str | None) -> None:
     assert (turns.stop_token_ids, turns.stop_texts) == ((), ())
     assert turns.lead_ids(None) == []
     assert "<|user|>" in turns.marks
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # Only what was said last is written; only the first turn is told from other text.
+        "<|user|>{{ messages[-1]['content'] }}<eos><|assistant|>",
+        "<|user|>{% for one in messages %}{{ one['content'] }}<eos>{% endfor %}",
+    ],
+)
+def test_templates_that_do_not_show_later_turns_are_refused(template: str) -> None:
+    turns = UserTurns(with_template(template))
+    assert turns.lead_ids(None)
+    with pytest.raises(ConfigError, match="behind earlier turns; leave `like` out"):
+        turns.lead_ids(None, EARLIER)
 
 
 def test_text_ends_a_turn_where_no_special_token_does() -> None:
