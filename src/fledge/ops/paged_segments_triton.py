@@ -4,8 +4,8 @@ Sums are rounded, so that their order decides the last bits. It is the same for 
 company: segments begin at fixed numbers, whoever reads them; each is summed by itself, and they are
 joined from the oldest to the newest. Whether one program reads all or some each changes nothing.
 
-    numbers   0        256       512       768      ...   8192        8704
-    segments  [   0    )[   1    )[   2    )[  ...         [   32      )[ ...   twice as long there
+    numbers   0        256       512       768      ...   16384       16896
+    segments  [   0    )[   1    )[   2    )[  ...         [   64      )[ ...   twice as long there
 
     program   split 0        split 1        split 2
               part, count 1  part, count 3  part, count 2
@@ -64,18 +64,31 @@ def segment_border(number, SEGMENT: tl.constexpr):
 
 
 @triton.jit
+def segment_start(number, SEGMENT: tl.constexpr):
+    """The last number not above this one that begins a segment."""
+    LIMIT: tl.constexpr = _SEGMENTS_OF_A_LENGTH * SEGMENT
+    limits = (number // LIMIT).to(tl.float32)
+    doubled = tl.maximum((limits.to(tl.int32, bitcast=True) >> 23) - 126, 0)
+    # Where segments of a length begin is a multiple of that length.
+    size = SEGMENT << doubled
+    return number // size * size
+
+
+@triton.jit
 def split_range(low, end, origin, split, num_splits, SEGMENT: tl.constexpr, IS_SPLIT: tl.constexpr):
     """Numbers of one of the programs that share a tile, and how many of them take part."""
     begin, stop, num_live = low, end, 1
     if IS_SPLIT:
         each = tl.maximum(tl.cdiv(end - low, num_splits), SEGMENT)
-        border, _ = segment_border(low + split * each - origin, SEGMENT)
-        next_border, _ = segment_border(low + (split + 1) * each - origin, SEGMENT)
-        begin = tl.where(split == 0, low, origin + border)
-        stop, num_live = tl.minimum(origin + next_border, end), tl.cdiv(end - low, each)
+        border = origin + segment_start(low + split * each - origin, SEGMENT)
+        next_border = origin + segment_start(low + (split + 1) * each - origin, SEGMENT)
+        num_live = tl.cdiv(end - low, each)
         # A tile within one segment is the first program's: nobody would wait for the others.
         first_border, _ = segment_border(low + 1 - origin, SEGMENT)
         num_live = tl.where(origin + first_border >= end, 1, num_live)
+        # A tile may begin within a segment: nobody reads what is before it.
+        begin = tl.maximum(border, low)
+        stop = tl.where(split == num_live - 1, end, tl.maximum(next_border, low))
     return begin, stop, num_live
 
 

@@ -12,12 +12,12 @@ import torch
 
 from fledge.ops.paged_rows import FrontierRows, PagedRows
 
-SEGMENTS_OF_A_LENGTH = 32
+SEGMENTS_OF_A_LENGTH = 64
 """From the first number on; behind them, segments are twice as long each time numbers double."""
 
 _MOST_SPLITS = 32
 _MOST_SPLITS_OF_SMALL = 64
-_LONG_PARTS = 40
+_LONG_PARTS = 48
 """Where a request may have more, for 12k tokens, a kernel of its own joins them. It takes its turn
 behind short contexts as well, for nothing."""
 
@@ -25,8 +25,9 @@ _SEGMENT = 256
 """Keys of a segment: programs that share a tile have some of its segments each. How long they are
 decides the last bits of sums, so that it must not depend on a pass."""
 
-_MOST_PART_BYTES = 1 << 28
-"""For what programs of split tiles leave for each other."""
+_MOST_PART_BYTES = 3 << 27
+"""For what programs of split tiles leave for each other: 250 rows of an 8B shape that may have 33k
+tokens each. Passes with more are not split."""
 
 _NO_MORE = 1 << 30
 """Tiles to the next of a program that has only one."""
