@@ -25,6 +25,9 @@ class CycleCosts:
         self._times = times
         self._num_drafted = 0
         self._headless_s = 0.0
+        self._catching_up_s: float | None = None
+        """What a captured cycle takes longer before which the head caught up."""
+
         self._other_s: dict[bool, float] = {}
         """The rest of a cycle, by whether it drafts."""
 
@@ -45,9 +48,12 @@ class CycleCosts:
     def drafting_s(self, load: Load, plan: DraftPlan, num_extended: float) -> float:
         """A cycle with drafts whose head first reads so many tokens."""
         num_tokens = load.num_rows + load.num_other_tokens + plan.nodes
-        verify_s = self._times.target_s(num_tokens, load.context_tokens)
+        rest_s = self._times.target_s(num_tokens, load.context_tokens) + self.other_s(True)
         num_drafted = load.num_rows if plan.num_drafted is None else plan.num_drafted
-        return verify_s + self.draft_s(num_drafted, plan, num_extended) + self.other_s(True)
+        catching_up_s = self._catching_up_s if load.menu is not None else None
+        if catching_up_s is not None and num_extended > num_drafted * (plan.depth + 2):
+            num_extended, rest_s = num_drafted, rest_s + catching_up_s
+        return rest_s + self.draft_s(num_drafted, plan, num_extended)
 
     def draft_s(self, num_drafted: int, plan: DraftPlan, num_extended: float) -> float:
         """The head passes of a cycle."""
@@ -60,7 +66,7 @@ class CycleCosts:
         """What the head needs for tokens that plain decoding left unread."""
         if (head := self._times.head) is None or num_unread <= 0:
             return 0.0
-        return head.at(num_unread) - head.at(0)
+        return max(head.at(num_unread) - head.at(0), self._catching_up_s or 0.0)
 
     def every_drafting_s(
         self, load: Load, depths: Array, widths: Array, nodes: Array, gains: Array
@@ -95,6 +101,11 @@ class CycleCosts:
         load, plan = report.load, report.plan
         num_tokens = load.num_rows + load.num_other_tokens + plan.nodes
         self._times.refine(num_tokens, report.target_s, load.context_tokens)
+        if load.menu is not None and report.is_catching_up:
+            # No captured cycle does that: the device waits for the host, which is paid once. Those
+            # who decode plainly see no other cycles with drafts, and would find all of them dear.
+            self._learn_catching_up(report)
+            return
         has_drafts = not plan.is_plain
         before = self._other_s.get(has_drafts)
         if before is None:
@@ -105,6 +116,15 @@ class CycleCosts:
             self._other_s[has_drafts] = before + _RATE * (likely_s - before)
         if has_drafts and report.draft_s > 0:
             self._learn_drafting(report)
+
+    def _learn_catching_up(self, report: CycleReport) -> None:
+        usual_s = self.draft_s(report.num_drafted, report.plan, report.num_drafted)
+        found_s = max(0.0, report.draft_s + report.other_s - usual_s - self.other_s(True))
+        before = self._catching_up_s
+        if before is None:
+            self._catching_up_s = found_s
+        else:
+            self._catching_up_s = before + _RATE * (min(found_s, 4.0 * before + 1e-4) - before)
 
     def _learn_drafting(self, report: CycleReport) -> None:
         self._num_drafted += 1

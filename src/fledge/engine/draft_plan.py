@@ -139,6 +139,12 @@ class CycleReport:
         return everyone if self.plan.num_drafted is None else self.plan.num_drafted
 
     @property
+    def is_catching_up(self) -> bool:
+        """Whether the head read more than cycles with drafts leave unread."""
+        most = self.num_drafted * (self.plan.depth + 2)
+        return not self.plan.is_plain and self.num_extended > most
+
+    @property
     def cycle_s(self) -> float:
         return self.target_s + self.draft_s + self.other_s
 

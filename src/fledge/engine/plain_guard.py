@@ -43,8 +43,8 @@ class PlainGuard:
 
     def observe(self, report: CycleReport, plain_rate: float) -> None:
         """A cycle with drafts has ended; `plain_rate` is plain decoding's under the same load."""
-        if report.num_extended > report.num_drafted * (report.plan.depth + 2):
-            return  # the head was catching up, which is paid once
+        if report.is_catching_up:
+            return  # which is paid once
         plain_tokens = plain_rate * report.cycle_s
         gained = (report.emitted - plain_tokens) / max(1, report.load.num_requests)
         gained = max(gained, -float(report.plan.depth))  # a stutter is no reason to doubt for long

@@ -98,6 +98,12 @@ class Prober:
         # A stutter of the machine is not the probe's to pay.
         likely_s = min(report.cycle_s, 2.0 * self._planner.cycle_s(report.plan, report.load))
         self._saved_s -= likely_s - report.emitted / usual_rate
+        if report.load.menu is not None and not report.plan.is_plain:
+            steady_s = self._costs.drafting_s(report.load, report.plan, report.num_drafted)
+            if report.emitted > usual_rate * steady_s:
+                # Of a text that is easy to draft for, the next ones are likely to pay too.
+                self._num_fruitless = 0
+                self.follow_up()
 
     def follow_up(self) -> None:
         """A probe had an unusual outcome: a few more should follow at once."""

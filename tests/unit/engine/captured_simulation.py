@@ -31,6 +31,7 @@ _PROMPT_TOKENS = 128
 _ANSWER_TOKENS = 256
 _OTHER_MS = 0.1
 _NOISE = 0.01
+_MOST_ALONG = 8
 
 
 @cache
@@ -50,6 +51,9 @@ class CapturedMachine:
     measured_token_ms: float = 25e-6
     over_measured: Callable[[float], float] = lambda num_rows: 1.0
     """What passes of so many rows take over what was measured."""
+
+    catching_up_ms: float = 0.0
+    """What a cycle takes longer before which the head reads what it missed."""
 
     def target(self, num_rows: float, context_tokens: float) -> float:
         rows_ms = float(H200_8B(np.array(num_rows))) * self.over_measured(num_rows)
@@ -111,6 +115,9 @@ class CapturedRun:
         """Tokens of cycles for which features were kept, and of which none were."""
 
         self._is_told = np.zeros(0, dtype=bool)
+        self._num_along = 0
+        """Cycles without drafts since the last one with some; the head reads along for a while."""
+
         self._random = np.random.default_rng(seed)
         self._late: deque[CycleReport] = deque()
 
@@ -153,6 +160,10 @@ class CapturedRun:
         noise = np.exp(_NOISE * self._random.standard_normal(2)).tolist()
         target_ms = noise[0] * self.machine.target(num_places + plan.nodes, context_tokens)
         draft_ms = noise[1] * plan.depth * float(self.machine.head(np.array(num_places)))
+        is_behind, num_missed = self._is_behind, self._num_along
+        if not plan.is_plain and is_behind:
+            draft_ms += self.machine.catching_up_ms
+        self._num_along = self._num_along + 1 if plan.is_plain else 0
         self._late.append(
             CycleReport(
                 plan=plan,
@@ -163,13 +174,21 @@ class CapturedRun:
                 emitted=int(emitted.sum()),
                 reached_D=tuple((came_by_ND * has_draft_ND).sum(axis=0).tolist()),
                 accepted_D=tuple(accepted_ND.sum(axis=0).tolist()),
-                num_extended=int(emitted.sum()),
+                num_extended=int(emitted.sum()) + (num_missed if is_behind else 0),
                 gains=_chain_gains(self.right)[: plan.depth] if plan.is_measured else None,
             )
         )
         if len(self._late) > 1:
             self.controller.observe(self._late.popleft())
         return emitted, target_ms + draft_ms + _OTHER_MS
+
+    @property
+    def _is_behind(self) -> bool:
+        return self.machine.catching_up_ms > 0 and self._num_along > _MOST_ALONG
+
+    @property
+    def _num_missed(self) -> int:
+        return self._num_along if self._is_behind else 2
 
     def _load(self, count: int, num_places: int, context_tokens: int) -> Load:
         if self.controller.is_asleep:
@@ -181,7 +200,7 @@ class CapturedRun:
         return Load(
             num_requests=count,
             context_tokens=context_tokens,
-            unread=(2,) * int(self._is_told.sum()),
+            unread=(self._num_missed,) * int(self._is_told.sum()),
             num_places=num_places,
             menu=Menu(plans, frozenset(plans), capture_s=0.05),
         )

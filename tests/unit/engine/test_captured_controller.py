@@ -8,7 +8,12 @@ could never bring.
 import numpy as np
 import pytest
 
-from tests.unit.engine.captured_simulation import CAPTURED_MACHINES, CapturedMachine, CapturedRun
+from tests.unit.engine.captured_simulation import (
+    CAPTURED_MACHINES,
+    RIGHT,
+    CapturedMachine,
+    CapturedRun,
+)
 
 
 @pytest.mark.parametrize("name", CAPTURED_MACHINES)
@@ -52,3 +57,25 @@ def test_probes_become_rarer_while_nothing_is_drafted() -> None:
     again = sum(count for (_, each), count in run.nodes.items() if each)
     assert drafted < 80
     assert 0 < again <= 8
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_hard_text_does_not_make_drafts_dear_for_the_next(seed: int) -> None:
+    """While one decodes plainly, the head falls behind, and every cycle with drafts first waits for
+    it to catch up. That is no price of drafting."""
+    run = CapturedRun(CapturedMachine(catching_up_ms=12.0), seed=seed)
+    easy = [run.serve(1) for _ in range(3)]
+    for right, num_requests in ((0.05, 4), (0.2, 2), (0.05, 4)):
+        run.right = right
+        for _ in range(num_requests):
+            run.serve(1)
+    run.right = RIGHT
+    again = [run.serve(1) for _ in range(6)]
+    assert np.mean(again[2:]) > 0.85 * np.mean(easy)
+
+
+@pytest.mark.parametrize("right", [0.02, 0.15])
+def test_catching_up_for_nothing_stays_cheap(right: float) -> None:
+    run = CapturedRun(CapturedMachine(catching_up_ms=12.0), right=right)
+    rates = [run.serve(1) for _ in range(16)]
+    assert np.mean(rates) > 0.985 * run.machine.plain_rate(1)
