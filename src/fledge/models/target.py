@@ -30,6 +30,7 @@ from fledge.models.target_loading import load_model
 from fledge.models.target_path import target_path
 from fledge.models.target_reading import Readout, TargetReading, readout_of
 from fledge.models.tokenizer import TargetTokenizer
+from fledge.models.wide_attention import wide_eager_attention
 from fledge.ops.document_attention import DocumentAttention
 from fledge.ops.documents import Documents
 from fledge.ops.kv import KVMemory
@@ -198,12 +199,7 @@ class Target:
         self, token_ids_T: Tensor, documents: Documents, taps: Sequence[int]
     ) -> TargetReading:
         with self._captured(taps) as captured:
-            output = self._model.get_decoder()(
-                input_ids=token_ids_T[None],
-                position_ids=documents.positions_T[None],
-                use_cache=False,
-                fledge_call=DocumentsCall(DocumentAttention(documents)),
-            )
+            output = self._model.get_decoder()(**_document_options(token_ids_T, documents))
         final_TD = output.last_hidden_state[0]
         columns = [captured[tap] for tap in taps]
         features_TF = torch.cat(columns, dim=-1) if columns else final_TD[:, :0]
@@ -234,11 +230,19 @@ class Target:
         return fast
 
     @torch.no_grad()
+    def states_and_logits(self, token_ids_T: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
+        """Final hidden states, and transformers' logits of them: its modules, our attention."""
+        final_TD = self._read_plain(token_ids_T, documents, ()).final_TD
+        output = self._model(**_document_options(token_ids_T, documents))
+        return final_TD, output.logits[0]
+
+    @torch.no_grad()
     def logits_by_transformers(self, token_ids_T: Tensor) -> Tensor:
         """Logits [T, V] of one sequence through the model's own attention: the oracle."""
         self._model.set_attn_implementation("eager")
         try:
-            output = self._model(input_ids=token_ids_T[None], use_cache=False)
+            with wide_eager_attention(self._model):
+                output = self._model(input_ids=token_ids_T[None], use_cache=False)
         finally:
             self._model.set_attn_implementation(ATTENTION_NAME)
         logits: Tensor = output.logits[0]
@@ -271,6 +275,15 @@ class Target:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _document_options(token_ids_T: Tensor, documents: Documents) -> dict[str, Any]:
+    return {
+        "input_ids": token_ids_T[None],
+        "position_ids": documents.positions_T[None],
+        "use_cache": False,
+        "fledge_call": DocumentsCall(DocumentAttention(documents)),
+    }
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

@@ -5,6 +5,7 @@ attention in both directions, modules that do not pass our arguments on.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fledge import Engine, SamplingParams
 from fledge.contracts.errors import MismatchError
+from fledge.contracts.progress import SilentProgress
 from fledge.models.attention import ATTENTION_NAME
-from fledge.models.self_check import TESTED_MODEL_TYPES, check_same_as_transformers
+from fledge.models.checked_target import load_checked_target
+from fledge.models.self_check import (
+    TESTED_MODEL_TYPES,
+    check_reading,
+    check_same_as_transformers,
+)
 from fledge.models.target import Target
+from fledge.ops.documents import make_documents
 from fledge.testing import ARCHITECTURES, draw_wide, target_of, tiny_model, tiny_tokenizer
 
 SIZES = {
@@ -102,3 +110,46 @@ def test_attention_in_both_directions_is_refused_by_its_flag() -> None:
     model = tiny_model("gemma3-hybrid", use_bidirectional_attention=True)
     with pytest.raises(MismatchError, match="use_bidirectional_attention"):
         target_of(model)
+
+
+@torch.no_grad()
+def _model_with_key_biases() -> Any:
+    """Like Qwen2.5: scores of several hundred, nearly the same for all keys, in bfloat16."""
+    model = tiny_model("qwen2", seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.bias"):
+            parameter.view(-1, 8)[:, 3] = 400.0  # the slowest of the four rotations
+    return model.to(torch.bfloat16)
+
+
+@torch.no_grad()
+def test_scores_that_bfloat16_cannot_hold_are_not_held_against_a_target(tmp_path: Path) -> None:
+    model = _model_with_key_biases()
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    target = load_checked_target(
+        "tiny",
+        tmp_path,
+        origin="a test",
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        progress=SilentProgress(),
+    )
+    check_same_as_transformers(target)
+
+    ids_T = torch.arange(3, 15) * 7 % target.vocab_size
+    final_TD = target.read(ids_T, make_documents([12], target.device)).final_TD
+    ours = target.readout.logits(final_TD).double()
+    oracle = target.logits_by_transformers(ids_T).double()
+    model.set_attn_implementation("eager")
+    eager = model(ids_T[None], use_cache=False).logits[0].double()
+    assert (ours - oracle).norm() < 0.05 * oracle.norm()
+    assert (ours - eager).norm() > 0.15 * eager.norm()
+
+
+def test_scaled_logits_are_refused_in_bfloat16_too() -> None:
+    target = target_of(_model_with_key_biases())
+    check_reading(target)
+    target._model.lm_head.register_forward_hook(lambda module, args, output: output * 1.1)
+    with pytest.raises(MismatchError, match=r"other logits of its final .* difference 0.091, at"):
+        check_reading(target)
