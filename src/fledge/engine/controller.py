@@ -94,6 +94,7 @@ class AdaptiveController:
         return self._sleep.is_exam
 
     def meets_requests(self, *, has_room: bool) -> bool:
+        self._prober.meet_requests()
         return self._sleep.meets_requests(has_room=has_room)
 
     def plans(self, num_places: int) -> tuple[DraftPlan, ...]:

@@ -9,6 +9,7 @@ probe. A probe then drafts for a few requests only, those that are least behind,
 time for.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ _LONGEST_INTERVAL = 1024
 _PROBES_PER_DOUBLING = 2
 """While captured cycles decode plainly, probes become rarer: between them the head reads along,
 which costs some percent, until it is left behind."""
+_FEW_REQUESTS = 4
 _HOPEFUL = 0.93
 """Of what the plan in use yields, what a larger captured one is expected to if it is probed."""
 _LONG_WAIT = 64
@@ -70,8 +72,12 @@ class Prober:
         self._last_probe = -_MIN_INTERVAL
         self._is_out = False
         self._hurry = 0
-        self._num_fruitless = 0
-        """Probes since the last cycle that was meant to draft."""
+        self._num_fruitless: defaultdict[int, int] = defaultdict(int)
+        """Probes since the last cycle that was meant to draft, or a probe paid, for each size of
+        batch."""
+
+        self._are_new = False
+        """Whether requests have come since the last look."""
 
         self._num_turns = 0
         """Times that there was time for a probe, whether one was worth it or not."""
@@ -80,7 +86,12 @@ class Prober:
 
     def begin_anew(self) -> None:
         """The head may have changed: probes need not be rare."""
-        self._num_fruitless, self._is_out = 0, False
+        self._is_out = False
+        self._num_fruitless.clear()
+
+    def meet_requests(self) -> None:
+        """Requests are about to start."""
+        self._are_new = True
 
     def tick(self) -> None:
         """A cycle is about to start."""
@@ -102,7 +113,7 @@ class Prober:
             steady_s = self._costs.drafting_s(report.load, report.plan, report.num_drafted)
             if report.emitted > usual_rate * steady_s:
                 # Of a text that is easy to draft for, the next ones are likely to pay too.
-                self._num_fruitless = 0
+                self._num_fruitless[report.load.num_places] = 0
                 self.follow_up()
 
     def follow_up(self) -> None:
@@ -117,7 +128,11 @@ class Prober:
             self._saved_s += _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
             self._hurry = _FIRST_TREES // load.num_requests
         if not plan.is_plain:
-            self._num_fruitless = 0
+            self._num_fruitless[load.num_places] = 0
+        if self._are_new and load.num_requests <= _FEW_REQUESTS:
+            # Of another text: what few said before says little of it.
+            self._num_fruitless[load.num_places] //= 2
+        self._are_new = False
         since = self._num_cycles - self._last_probe
         allowed_s = self._saved_s
         if self._hurry > 0 and plan.is_plain:
@@ -140,7 +155,7 @@ class Prober:
                 self._hurry = max(0, self._hurry - 1)
                 self._last_probe = self._num_cycles
                 self.num_probes += 1
-                self._num_fruitless += plan.is_plain
+                self._num_fruitless[load.num_places] += plan.is_plain
                 if probe.is_plain:
                     self._saved_s -= loss_s  # what a plain cycle loses is known beforehand
                 else:
@@ -157,7 +172,8 @@ class Prober:
             first = min(max(load.num_requests, _MIN_INTERVAL), _MIN_INTERVAL_CAPTURED)
             # Of few requests one probe says little.
             per_doubling = max(_PROBES_PER_DOUBLING, _FIRST_TREES // 2 // load.num_requests)
-            return min(first << self._num_fruitless // per_doubling, _LONGEST_INTERVAL)
+            num_doublings = self._num_fruitless[load.num_places] // per_doubling
+            return min(first << num_doublings, _LONGEST_INTERVAL)
         return _MIN_INTERVAL_CAPTURED
 
     def _options(

@@ -105,8 +105,14 @@ CAPTURED_MACHINES = {
 class CapturedRun:
     """Batches that are served one after the other."""
 
-    def __init__(self, machine: CapturedMachine, seed: int = 0, right: float = RIGHT) -> None:
-        self.machine, self.right = machine, right
+    def __init__(
+        self,
+        machine: CapturedMachine,
+        seed: int = 0,
+        right: float = RIGHT,
+        spread: float | None = None,
+    ) -> None:
+        self.machine, self.right, self._spread = machine, right, spread
         self.controller = machine.controller(seed)
         self.nodes: Counter[tuple[int, float]] = Counter()
         """Cycles by places and drafts for each."""
@@ -153,7 +159,8 @@ class CapturedRun:
         self.nodes[num_places, plan.nodes / num_places] += 1
         place_ND = np.arange(count)[:, None] + count * np.arange(plan.depth)
         has_draft_ND = (place_ND < plan.nodes) & self._is_told[:, None]
-        is_right_ND = (self._random.random((count, plan.depth)) < self.right) & has_draft_ND
+        right = self._drawn_right()
+        is_right_ND = (self._random.random((count, plan.depth)) < right) & has_draft_ND
         accepted_ND = np.cumprod(is_right_ND, axis=1)
         came_by_ND = np.pad(accepted_ND, [(0, 0), (1, 0)], constant_values=1)[:, : plan.depth]
         emitted = np.minimum(1 + accepted_ND.sum(axis=1), left)
@@ -175,12 +182,19 @@ class CapturedRun:
                 reached_D=tuple((came_by_ND * has_draft_ND).sum(axis=0).tolist()),
                 accepted_D=tuple(accepted_ND.sum(axis=0).tolist()),
                 num_extended=int(emitted.sum()) + (num_missed if is_behind else 0),
-                gains=_chain_gains(self.right)[: plan.depth] if plan.is_measured else None,
+                gains=_chain_gains(right)[: plan.depth] if plan.is_measured else None,
             )
         )
         if len(self._late) > 1:
             self.controller.observe(self._late.popleft())
         return emitted, target_ms + draft_ms + _OTHER_MS
+
+    def _drawn_right(self) -> float:
+        """Of this cycle: texts are easy here and hard there, the more so the smaller the spread."""
+        if self._spread is None:
+            return self.right
+        mean = self._spread * self.right
+        return round(float(self._random.beta(mean, self._spread - mean)), 2)
 
     @property
     def _is_behind(self) -> bool:
