@@ -6,8 +6,7 @@ with drafts while decoding plainly, deeper or wider or without drafts while draf
 pauses drafting when what cycles really yield is below plain decoding, whatever the models say.
 `HeadSleep` lets a head sleep that is of no use under any load.
 
-Choosing must cost next to nothing, so plans are remembered per load and compared again every few
-cycles.
+Choosing must cost next to nothing: plans are remembered per load, and compared every few cycles.
 """
 
 import math
