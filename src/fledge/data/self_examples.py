@@ -13,13 +13,13 @@ _MOST_EXAMPLES = 10_000
 
 
 def read_examples(directory: Path) -> list[str]:
-    """What users said last in the first rows of a directory."""
+    """What users began with in the first rows of a directory: later turns need what came before."""
     found: list[str] = []
     for path in row_files(directory):
         for line in path.read_bytes().splitlines():
             said = [one["content"] for one in json.loads(line)["messages"] if one["role"] == "user"]
-            if said and isinstance(said[-1], str) and 0 < len(said[-1]) <= MOST_CHARS:
-                found.append(said[-1])
+            if said and isinstance(said[0], str) and 0 < len(said[0]) <= MOST_CHARS:
+                found.append(said[0])
             if len(found) == _MOST_EXAMPLES:
                 return found
     return found

@@ -78,6 +78,14 @@ class SelfPromptWriter:
                 f"source {source.name} is to be like {settings.like}, which takes a chat template, "
                 "and this target has none; leave `like` out."
             )
+        # A special token in a text would be read as one.
+        examples = [text for text in examples if not any(mark in text for mark in self._marks)]
+        if settings.like and len(examples) < settings.shown:
+            raise ConfigError(
+                f"source {source.name} is to be like {settings.like}, which has {len(examples)} "
+                f"prompts without special tokens of the target, and {settings.shown} are to be "
+                "shown each time; name another source, or lower `shown`."
+            )
         meter = self._meters[source.name] = DiversityMeter()
         known = {_hashed(split_words(fold(text))) for text in examples}
         max_tries = _TRIES_PER_ROW * settings.rows + _SPARE_TRIES

@@ -107,6 +107,16 @@ def test_a_target_without_a_template_is_refused() -> None:
         list(writer(SOURCE, ASKED, 0, EXAMPLES))
 
 
+def test_examples_with_special_tokens_are_not_shown(engine: Engine) -> None:
+    writer = SelfPromptWriter(engine)
+    spoilt = (*EXAMPLES[:2], *(f"{text}<eos>" for text in EXAMPLES[2:]))
+    with pytest.raises(
+        ConfigError, match="which has 2 prompts without special tokens .* and 3 are"
+    ):
+        list(writer(SOURCE, ASKED, 0, spoilt))
+    assert len(list(writer(SOURCE, replace(ASKED, shown=2), 0, spoilt))) == 4
+
+
 def test_fewer_are_shown_where_the_context_is_small() -> None:
     engine = writing_engine(context_len=256)
     long = tuple(f"{text} {'x' * (20 * number)}" for number, text in enumerate(EXAMPLES))
@@ -129,8 +139,8 @@ def test_fewer_are_shown_where_the_context_is_small() -> None:
 
 def test_what_is_read_as_an_example(tmp_path: Path) -> None:
     (tmp_path / "rows-00000.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "First?"}, {"role": "assistant", "content": '
-        '"Yes."}, {"role": "user", "content": "Second\u2028line?"}]}\n'
+        '{"messages": [{"role": "user", "content": "First\u2028line?"}, {"role": "assistant", '
+        '"content": "Yes."}, {"role": "user", "content": "Second?"}]}\n'
         '{"messages": [{"role": "system", "content": "Nobody asks."}]}\n'
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": "In parts."}]}]}\n'
         '{"messages": [{"role": "user", "content": "%s"}]}\n' % ("x" * (MOST_CHARS + 1)),
@@ -139,7 +149,7 @@ def test_what_is_read_as_an_example(tmp_path: Path) -> None:
     (tmp_path / "rows-00001.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "%s"}]}\n' % ("x" * MOST_CHARS)
     )
-    assert read_examples(tmp_path) == ["Second\u2028line?", "x" * MOST_CHARS]
+    assert read_examples(tmp_path) == ["First\u2028line?", "x" * MOST_CHARS]
 
 
 @pytest.fixture(scope="module")
