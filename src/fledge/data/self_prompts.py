@@ -8,8 +8,11 @@ Tries are numbered. Everything about a try, its seed included, follows from the 
 source's name and its number, so the same run yields the same rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -24,7 +27,7 @@ from fledge.data.prompt_text import fold, split_words
 from fledge.data.self_filter import DiversityMeter, SelfPromptReport, find_flaw
 from fledge.data.self_journal import Draft, SelfJournal
 from fledge.data.self_tries import HINT, Try, TryPlanner
-from fledge.data.token_meter import TokenMeter, answer_watched
+from fledge.data.token_meter import Question, TokenMeter, answer_batches
 from fledge.data.user_turns import UserTurns
 from fledge.engine.engine import Engine
 
@@ -90,9 +93,14 @@ class SelfPromptWriter:
         known = {_hashed(split_words(fold(text))) for text in examples}
         max_tries = _TRIES_PER_ROW * settings.rows + _SPARE_TRIES
         label = f"asking the target for prompts ({source.name})"
-        with self._progress.task(label, settings.rows, unit="rows") as task:
-            said = TokenMeter(task, label)
-            for attempt, draft in self._drafts(source, settings, seed, examples, max_tries, said):
+        with (
+            self._progress.task(label, settings.rows, unit="rows") as task,
+            # What was asked ahead is taken back at the end.
+            closing(
+                self._drafts(source, settings, seed, examples, max_tries, TokenMeter(task, label))
+            ) as drafts,
+        ):
+            for attempt, draft in drafts:
                 text = self._accept(attempt, draft, meter, known)
                 if text is not None:
                     task.advance(1)
@@ -117,7 +125,7 @@ class SelfPromptWriter:
         examples: Sequence[str],
         max_tries: int,
         said: TokenMeter,
-    ) -> Iterator[tuple[Try, Draft]]:
+    ) -> Generator[tuple[Try, Draft]]:
         """Tries and what came of them, from the journal as far as it goes."""
         fewest, most = _BATCH_TRIES
         size = min(max(fewest, min(settings.rows // _BATCH_SHARE, most)), settings.rows)
@@ -130,11 +138,24 @@ class SelfPromptWriter:
         if journal is not None:
             for drafts in journal.read():
                 yield from zip(next(batches), drafts, strict=True)
-        for tries in batches:
-            drafts = self._ask(tries, settings, said)
+        waiting = deque[list[Try]]()
+        for completions in answer_batches(
+            self._engine,
+            self._questions(batches, settings, waiting),
+            partial(self._wants_more, source, settings),
+            said,
+        ):
+            tries = waiting.popleft()
+            drafts = [self._draft(*pair) for pair in zip(tries, completions, strict=True)]
             if journal is not None:
                 journal.write(drafts)
             yield from zip(tries, drafts, strict=True)
+
+    def _wants_more(self, source: SourceSettings, settings: SelfSettings, num_asked: int) -> bool:
+        """Whether so many tries are likely too few, by the share of those before that were kept."""
+        meter = self._meters[source.name]
+        share = meter.kept / meter.tries if meter.tries else 1.0
+        return meter.kept + share * num_asked < settings.rows
 
     def _open_journal(
         self, source: SourceSettings, settings: SelfSettings, seed: int
@@ -149,21 +170,27 @@ class SelfPromptWriter:
         }
         return SelfJournal(self._journal / f"{source.name}.jsonl", basis)
 
-    def _ask(self, tries: Sequence[Try], settings: SelfSettings, said: TokenMeter) -> list[Draft]:
-        params = [
-            SamplingParams(
-                max_tokens=one.max_tokens,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                seed=one.seed,
-                stop=self._turns.stop_texts,
-                stop_token_ids=self._turns.stop_token_ids,
-            )
-            for one in tries
-        ]
-        prompts = [[*one.lead_ids, *one.opener_ids] for one in tries]
-        completions = answer_watched(self._engine, prompts, params, said)
-        return [self._draft(*pair) for pair in zip(tries, completions, strict=True)]
+    def _questions(
+        self, batches: Iterable[list[Try]], settings: SelfSettings, waiting: deque[list[Try]]
+    ) -> Iterator[list[Question]]:
+        """What to ask for tries, batch by batch; those that were asked wait for their answers."""
+        for tries in batches:
+            waiting.append(tries)
+            yield [(self._prompt(one), self._params(one, settings)) for one in tries]
+
+    @staticmethod
+    def _prompt(attempt: Try) -> list[int]:
+        return [*attempt.lead_ids, *attempt.opener_ids]
+
+    def _params(self, attempt: Try, settings: SelfSettings) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=attempt.max_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=attempt.seed,
+            stop=self._turns.stop_texts,
+            stop_token_ids=self._turns.stop_token_ids,
+        )
 
     def _draft(self, attempt: Try, completion: Completion) -> Draft:
         """The text of a try, what it was begun with included."""

@@ -4,6 +4,7 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,8 @@ def test_system_prompts_only_where_the_recipe_names_some(engine: Engine) -> None
 def test_examples_are_not_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [EXAMPLES[0], "  What grows in PEAT?", "what grows in gravel", "what swims in ponds"]
 
-    def ask(self: object, tries: list[Try], *_: object) -> list[Draft]:
-        return [Draft(said[number % len(said)], False) for number in range(len(tries))]
-
-    monkeypatch.setattr(SelfPromptWriter, "_ask", ask)
+    written = cycle(said)
+    monkeypatch.setattr(SelfPromptWriter, "_draft", lambda *_: Draft(next(written), False))
     writer = SelfPromptWriter(engine)
     rows = list(writer(SOURCE, ASKED, 0, EXAMPLES))
     assert [row.messages[-1]["content"] for row in rows] == said[2:]
