@@ -16,6 +16,8 @@ from fledge.engine.pass_times import PassTimes
 Array = NDArray[np.float64]
 
 _RATE = 0.1
+_LIKELY_CYCLES = 2.0
+"""What catching up takes at most before it was seen twice, in cycles with drafts."""
 
 
 class CycleCosts:
@@ -122,7 +124,12 @@ class CycleCosts:
         found_s = max(0.0, report.draft_s + report.other_s - usual_s - self.other_s(True))
         before = self._catching_up_s
         if before is None:
-            self._catching_up_s = found_s
+            # The first one may have compiled kernels: if all of that were believed, no probe could
+            # be paid for that shows how little the next one takes.
+            most_s = _LIKELY_CYCLES * (report.target_s + usual_s)
+            self._catching_up_s = min(found_s, most_s)
+        elif found_s < before:
+            self._catching_up_s = (before + found_s) / 2
         else:
             self._catching_up_s = before + _RATE * (min(found_s, 4.0 * before + 1e-4) - before)
 

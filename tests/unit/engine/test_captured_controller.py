@@ -8,6 +8,9 @@ could never bring.
 import numpy as np
 import pytest
 
+from fledge.engine.cycle_costs import CycleCosts
+from fledge.engine.draft_plan import CycleReport, DraftPlan, Load, Menu
+from fledge.engine.pass_times import PassCurve, PassTimes
 from tests.unit.engine.captured_simulation import (
     CAPTURED_MACHINES,
     RIGHT,
@@ -83,3 +86,16 @@ def test_catching_up_for_nothing_stays_cheap(right: float) -> None:
     run = CapturedRun(CapturedMachine(catching_up_ms=12.0), right=right)
     rates = [run.serve(1) for _ in range(16)]
     assert np.mean(rates) > 0.985 * run.machine.plain_rate(1)
+
+
+def test_a_first_catching_up_that_compiles_is_no_price_of_the_next() -> None:
+    """No probe could pay for a second, and none would show that the next takes a hundredth."""
+    times = PassTimes(PassCurve([1, 64], [0.005, 0.005]), PassCurve([1, 64], [0.0002, 0.0002]))
+    costs, plan = CycleCosts(times), DraftPlan(depth=3, width=1, nodes=3)
+    load = Load(1, unread=(40,), num_places=1, menu=Menu((plan,), frozenset({plan}), 0.05))
+    found = []
+    for draft_s in (1.0, 0.01, 0.01, 0.01):
+        costs.observe(CycleReport(plan, load, 0.005, draft_s, 0.0, emitted=1, num_extended=40))
+        found.append(costs.drafting_s(load, plan, 40.0))
+    assert found[0] < 0.02
+    assert found[-1] == pytest.approx(0.015, rel=0.05)
