@@ -148,6 +148,16 @@ class Watching(FixedController):
         self.reports.append(report)
 
 
+class ByTurns(Watching):
+    """Drafts deep and not so deep chains."""
+
+    def choose(self, load: Load) -> DraftPlan:
+        plan = super().choose(load)
+        if plan.is_plain or len(self.reports) % 2:
+            return plan
+        return replace(plan, depth=1, nodes=1)
+
+
 def watched(
     forced: Pair, asked: list[SamplingParams], num_plain: int = 0, **changes: Any
 ) -> list[CycleReport]:
@@ -162,6 +172,21 @@ def test_catching_up_is_part_of_what_drafting_costs(forced: Pair) -> None:
     first, second, *_ = watched(forced, [params(40)], num_plain=20)
     assert first.num_extended > 15
     assert second.num_extended <= 4
+    assert first.is_catching_up
+    assert not second.is_catching_up
+
+
+def test_what_a_deeper_plan_said_is_no_catching_up(forced: Pair) -> None:
+    """Whoever took it for that would think that catching up takes no time."""
+    target, head = forced
+    engine = Engine(target, head, settings(5, 1, 5))
+    watching = ByTurns(engine.settings.tree, num_plain=20)
+    engine._cycle.choice.controller = watching
+    engine.generate([[CIRCLE[0]] * 4], params(60))
+    first, *others = (one for one in watching.reports if not one.plan.is_plain)
+    assert first.is_catching_up
+    assert max(one.num_extended for one in others if one.plan.depth == 1) == 6
+    assert not any(one.is_catching_up for one in others)
 
 
 def test_requests_without_drafts_are_not_taken_for_drafted_ones(forced: Pair) -> None:

@@ -121,6 +121,9 @@ class CycleReport:
     num_extended: int = 0
     """Committed tokens the head read in this cycle; many after plain decoding."""
 
+    num_just_said: int = 0
+    """Of them, those that a captured cycle right before said, which may have had a deeper plan."""
+
     gains: Tensor | None = None
     """`expected_gains` of the candidates, on the host, if the plan asked for it."""
 
@@ -142,7 +145,7 @@ class CycleReport:
     def is_catching_up(self) -> bool:
         """Whether the head read more than cycles with drafts leave unread."""
         most = self.num_drafted * (self.plan.depth + 2)
-        return not self.plan.is_plain and self.num_extended > most
+        return not self.plan.is_plain and self.num_extended - self.num_just_said > most
 
     @property
     def cycle_s(self) -> float:

@@ -104,7 +104,8 @@ class Steady:
         self._started = deque[Started]()
         self._is_drafting = self._is_subset = False
         self._begun: DeviceClock | None = None
-        self._num_caught_up = self._num_along = 0
+        self._num_along = 0
+        self._num_caught_up: int | None = None
 
     @property
     def can_capture(self) -> bool:
@@ -224,7 +225,7 @@ class Steady:
         batch = self.places.batch
         assert batch is not None
         clock, num_cold = self._begun or DeviceClock(self._target.device), self._graphs.num_cold
-        num_caught_up, self._begun, self._num_caught_up = self._num_caught_up, None, 0
+        num_caught_up, self._begun, self._num_caught_up = self._num_caught_up, None, None
         trees = gains = None
         self._num_along = self._num_along + 1 if self._is_drafting and plan.is_plain else 0
         if not plan.is_plain:

@@ -79,8 +79,8 @@ class Started:
     is_cold: bool
     """Whether something of it was compiled or captured."""
 
-    num_caught_up: int = 0
-    """Tokens that heads read before it began."""
+    num_caught_up: int | None = None
+    """Tokens that heads read before it began; None where it went on behind another one."""
 
     has_head_read: bool = False
     """Whether the head has read what was said before, to draft or to be able to."""
@@ -140,7 +140,8 @@ def report_of(got: Collected, num_fresh: int, other_s: float) -> CycleReport:
         draft_s=got.draft_s,
         other_s=other_s,
         emitted=0,
-        num_extended=num_fresh + one.num_caught_up,
+        num_extended=num_fresh + (one.num_caught_up or 0),
+        num_just_said=num_fresh if one.num_caught_up is None else 0,
         gains=one.gains,
         is_cold=one.is_cold,
     )
