@@ -99,7 +99,9 @@ class Planner:
         if plan.is_plain:
             return load.num_requests / max(self._costs.plain_s(load), 1e-9)
         emitted = self.emitted(plan, load)
-        return emitted / max(self._costs.drafting_s(load, plan, emitted), 1e-9)
+        # The head reads nothing of requests that it does not draft for.
+        num_others = 0 if plan.num_drafted is None else load.num_requests - plan.num_drafted
+        return emitted / max(self._costs.drafting_s(load, plan, emitted - num_others), 1e-9)
 
     def cycle_s(self, plan: DraftPlan, load: Load) -> float:
         """Expected seconds of one cycle of a plan now, catching up included."""
