@@ -130,7 +130,7 @@ class AdaptiveController:
             self._observe_sleeping(report)
             return
         self._num_reports += 1
-        if not (report.plan.is_probe or report.is_cold):
+        if not (report.plan.is_probe or report.is_cold or report.is_catching_up):
             self._yields.observe(report, self._planner.rate(report.plan, report.load))
         self._reluctance += (_RELUCTANCE[0] - self._reluctance) / _RELUCTANCE_CYCLES
         if not report.is_cold:

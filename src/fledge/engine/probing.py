@@ -31,6 +31,11 @@ _PROBES_PER_DOUBLING = 2
 """While captured cycles decode plainly, probes become rarer: between them the head reads along,
 which costs some percent, until it is left behind."""
 _FEW_REQUESTS = 4
+"""Up to so many, new ones are most of what is decoded."""
+_NEW_TEXT_CYCLES = 128
+"""Between two times that new ones make probes come early: requests may be short."""
+_SURELY_PAID = 2
+"""One probe that pays may be chance."""
 _HOPEFUL = 0.93
 """Of what the plan in use yields, what a larger captured one is expected to if it is probed."""
 _LONG_WAIT = 64
@@ -76,8 +81,13 @@ class Prober:
         """Probes since the last cycle that was meant to draft, or a probe paid, for each size of
         batch."""
 
-        self._are_new = False
-        """Whether requests have come since the last look."""
+        self._num_paid = 0
+        """Probes of captured plans in a row, up to the newest, that yielded more than the plan in
+        use."""
+
+        self._are_new, self._last_new = False, 0
+        """Whether requests have come since the last look, and the cycle in which that last
+        counted."""
 
         self._num_turns = 0
         """Times that there was time for a probe, whether one was worth it or not."""
@@ -111,9 +121,11 @@ class Prober:
         self._saved_s -= likely_s - report.emitted / usual_rate
         if report.load.menu is not None and not report.plan.is_plain:
             steady_s = self._costs.drafting_s(report.load, report.plan, report.num_drafted)
-            if report.emitted > usual_rate * steady_s:
-                # Of a text that is easy to draft for, the next ones are likely to pay too.
-                self._num_fruitless[report.load.num_places] = 0
+            self._num_paid = self._num_paid + 1 if report.emitted > usual_rate * steady_s else 0
+            if self._num_paid:
+                # The text may have become easy to draft for.
+                self._num_fruitless[report.load.num_places] //= 2
+            if self._num_paid >= _SURELY_PAID:
                 self.follow_up()
 
     def follow_up(self) -> None:
@@ -129,9 +141,11 @@ class Prober:
             self._hurry = _FIRST_TREES // load.num_requests
         if not plan.is_plain:
             self._num_fruitless[load.num_places] = 0
-        if self._are_new and load.num_requests <= _FEW_REQUESTS:
-            # Of another text: what few said before says little of it.
+        is_due = self._num_cycles - self._last_new >= _NEW_TEXT_CYCLES
+        if self._are_new and is_due and load.num_requests <= _FEW_REQUESTS:
+            # What few said before says little of another text.
             self._num_fruitless[load.num_places] //= 2
+            self._last_new = self._num_cycles
         self._are_new = False
         since = self._num_cycles - self._last_probe
         allowed_s = self._saved_s
