@@ -53,7 +53,7 @@ class CycleCosts:
         rest_s = self._times.target_s(num_tokens, load.context_tokens) + self.other_s(True)
         num_drafted = load.num_rows if plan.num_drafted is None else plan.num_drafted
         catching_up_s = self._catching_up_s if load.menu is not None else None
-        if catching_up_s is not None and num_extended > num_drafted * (plan.depth + 2):
+        if catching_up_s is not None and num_extended > num_drafted * plan.most_unread:
             num_extended, rest_s = num_drafted, rest_s + catching_up_s
         return rest_s + self.draft_s(num_drafted, plan, num_extended)
 

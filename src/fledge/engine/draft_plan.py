@@ -36,6 +36,12 @@ class DraftPlan:
     def is_plain(self) -> bool:
         return self.depth == 0
 
+    @property
+    def most_unread(self) -> int:
+        """Tokens of a request that cycles of this plan leave for the head to read, with one to
+        spare."""
+        return self.depth + 2
+
     def shown(self) -> dict[str, int]:
         """For the statistics."""
         return {"depth": self.depth, "width": self.width, "nodes": self.nodes}
@@ -144,7 +150,7 @@ class CycleReport:
     @property
     def is_catching_up(self) -> bool:
         """Whether the head read more than cycles with drafts leave unread."""
-        most = self.num_drafted * (self.plan.depth + 2)
+        most = self.num_drafted * self.plan.most_unread
         return not self.plan.is_plain and self.num_extended - self.num_just_said > most
 
     @property
