@@ -65,10 +65,10 @@ def take_no_time(vocab_size: int) -> None:
         facts_XB[1:FIRST_TOKEN].zero_()
         facts_XB[FIRST_TOKEN].random_(0, vocab_size, generator=chance)
 
-    def verify(_: SteadyCycle, batch: Any, *__: Any) -> None:
+    def verify(_: SteadyCycle, batch: Any, *__: Any, **___: Any) -> None:
         say(batch.facts_XB)
 
-    def read(_: SteadyReader, reading: Any, *__: Any) -> None:
+    def read(_: SteadyReader, reading: Any, *__: Any, **___: Any) -> None:
         say(reading.batch.facts_XB)
 
     cycle: Any = SteadyCycle
