@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fledge.contracts.errors import RequestError
 from fledge.contracts.outputs import TokenLogprobs
+from fledge.engine.draft_tally import DraftTally
 from fledge.engine.sequence import Sequence
 
 
@@ -58,7 +59,14 @@ class Yield:
 def commit(said: Many[Said]) -> Yield:
     """Take what was said into the requests."""
     num_emitted, now = 0, time.perf_counter()
+    drafts, num_copies_offered, num_copies_accepted = DraftTally(), 0, 0
     for one in said:
+        if one.had_drafts:
+            accepted = len(one.tokens) - 1
+            drafts.count(one.num_offered, accepted)
+            if one.is_copied:
+                num_copies_offered += one.num_offered
+                num_copies_accepted += accepted
         seq = one.sequence
         if seq.error is not None:  # its grammar cannot be followed
             continue
@@ -72,22 +80,13 @@ def commit(said: Many[Said]) -> Yield:
         if one.was_decoding:
             num_emitted += count
         if one.had_drafts:
-            accepted = len(one.tokens) - 1
             seq.record_drafts(one.num_offered, accepted, is_copied=one.is_copied)
-    drafted = [one for one in said if one.had_drafts]
-    if not drafted:
-        return Yield(num_emitted)
-    depths = range(1, max(one.num_offered for one in drafted) + 1)
     return Yield(
         num_emitted,
-        reached_at_depth=tuple(
-            sum(one.num_offered >= depth for one in drafted) for depth in depths
-        ),
-        accepted_at_depth=tuple(
-            sum(len(one.tokens) > depth for one in drafted) for depth in depths
-        ),
-        num_copies_offered=sum(one.num_offered for one in drafted if one.is_copied),
-        num_copies_accepted=sum(len(one.tokens) - 1 for one in drafted if one.is_copied),
+        reached_at_depth=drafts.offered_at_depth,
+        accepted_at_depth=drafts.accepted_at_depth,
+        num_copies_offered=num_copies_offered,
+        num_copies_accepted=num_copies_accepted,
     )
 
 

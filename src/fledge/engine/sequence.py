@@ -17,6 +17,7 @@ import time
 
 from fledge.contracts.errors import FledgeError
 from fledge.contracts.outputs import Completion, FinishReason, Stats, TokenLogprobs
+from fledge.engine.draft_tally import DraftTally
 from fledge.engine.grammar import GrammarState
 from fledge.engine.prefix import PrefixNode
 from fledge.engine.request import Request
@@ -70,10 +71,7 @@ class Sequence:
         self.num_billed = 0
         """Tokens, from the first on, that its client was charged for."""
 
-        self.offered_at: list[int] = []
-        """Cycles that had a draft at depth 1, 2, ... below what was accepted before it."""
-
-        self.accepted_at: list[int] = []
+        self.drafts = DraftTally()
         self.copies_offered = self.copies_accepted = 0
         self._history: TokenHistory | None = None
         self.leave_cache()
@@ -163,13 +161,7 @@ class Sequence:
         if is_copied:
             self.copies_offered += num_offered
             self.copies_accepted += num_accepted
-        missing = num_offered - len(self.offered_at)
-        if missing > 0:
-            self.offered_at += [0] * missing
-            self.accepted_at += [0] * missing
-        for depth in range(num_offered):
-            self.offered_at[depth] += 1
-            self.accepted_at[depth] += depth < num_accepted
+        self.drafts.count(num_offered, num_accepted)
 
     def commit(
         self,
@@ -189,16 +181,22 @@ class Sequence:
             self._first_token = now
         self._last_token = now
         request = self.request
-        if self._ends_simply and logprobs is None and len(token_ids) == 1:
+        if self._ends_simply and logprobs is None:
             # What most cycles come to, many thousand times a second.
-            token_id = token_ids[0]
-            output_ids.append(token_id)
-            self.token_ids.append(token_id)
-            if token_id in request.eos_token_ids:
-                self._end("stop")
-            elif len(output_ids) >= request.max_new_tokens:
-                self._end("length")
-            return 1
+            room, ends = request.max_new_tokens - len(output_ids), request.eos_token_ids
+            if len(token_ids) > room:
+                token_ids = token_ids[:room]
+            if not ends.isdisjoint(token_ids):
+                first = next(i for i, token_id in enumerate(token_ids) if token_id in ends)
+                token_ids = token_ids[: first + 1]
+                reason: FinishReason | None = "stop"
+            else:
+                reason = "length" if len(token_ids) == room else None
+            output_ids += token_ids
+            self.token_ids += token_ids
+            if reason is not None:
+                self._end(reason)
+            return len(token_ids)
         count = 0
         while count < len(token_ids) and not self.is_finished:
             self._take(token_ids[count])
@@ -292,8 +290,8 @@ class Sequence:
                 longest_gap_s=self._longest_gap,
                 num_prompt_reused=self.num_prompt_reused,
                 num_preemptions=self.num_preemptions,
-                offered_at_depth=tuple(self.offered_at),
-                accepted_at_depth=tuple(self.accepted_at),
+                offered_at_depth=self.drafts.offered_at_depth,
+                accepted_at_depth=self.drafts.accepted_at_depth,
                 num_copies_offered=self.copies_offered,
                 num_copies_accepted=self.copies_accepted,
             ),

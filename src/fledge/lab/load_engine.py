@@ -9,7 +9,7 @@ from fledge.contracts.bench_settings import BenchSettings
 from fledge.contracts.errors import RequestError
 from fledge.contracts.sampling import SamplingParams
 from fledge.engine.engine import Engine
-from fledge.engine.request import Prompt
+from fledge.engine.request import Prompt, Request
 from fledge.engine.sequence import Sequence as Running
 from fledge.lab.load_answer import Answer, Failure, Speculation
 from fledge.lab.load_driver import ClientLoad, Drive, OnAnswer
@@ -80,16 +80,21 @@ class EngineDriver:
         seed: int,
         on_answer: OnAnswer,
     ) -> Drive:
-        """Send a request for each prompt, as the load says."""
-        arrivals = self._arrivals(point, prompts, seed)
+        """Send a request for each prompt, as the load says.
+
+        What is asked is rendered and tokenized before the first is sent: a server does that in
+        another process, beside the engine.
+        """
+        requests = [self._make(prompt, max_tokens) for prompt in prompts]
+        arrivals = self._arrivals(point, requests, seed)
         asked: list[_Asked] = []
         answers: list[Answer] = []
         waiting = next(arrivals, None)
         while waiting is not None or asked:
             now = _clock()
             while waiting is not None and waiting[1] <= now and self._has_room(point, asked):
-                prompt, due = waiting
-                entry = self._ask(prompt, now if point.is_closed else due, max_tokens)
+                request, due = waiting
+                entry = self._ask(request, now if point.is_closed else due)
                 if isinstance(entry, Answer):
                     answers.append(entry)
                     on_answer()
@@ -113,20 +118,25 @@ class EngineDriver:
         return Drive(answers=answers, client=ClientLoad(busy_share=0.0, lag_s=None, chunks=chunks))
 
     def _arrivals(
-        self, point: Point, prompts: Sequence[LoadPrompt], seed: int
-    ) -> Iterator[tuple[LoadPrompt, float]]:
-        """Prompts with the time they are due; in a closed loop that is as soon as there is room."""
+        self, point: Point, requests: Sequence[Request | Failure], seed: int
+    ) -> Iterator[tuple[Request | Failure, float]]:
+        """With the time they are due; in a closed loop that is as soon as there is room."""
         start = _clock()
         if point.is_closed:
-            return ((prompt, start) for prompt in prompts)
-        times = send_times_s(point, len(prompts), seed)
-        return ((prompt, start + due) for prompt, due in zip(prompts, times, strict=True))
+            return ((request, start) for request in requests)
+        times = send_times_s(point, len(requests), seed)
+        return ((request, start + due) for request, due in zip(requests, times, strict=True))
 
     def _has_room(self, point: Point, asked: Sequence[_Asked]) -> bool:
         return not point.is_closed or len(asked) < point.users
 
-    def _ask(self, prompt: LoadPrompt, due: float, max_tokens: int) -> _Asked | Answer:
+    def _ask(self, request: Request | Failure, due: float) -> _Asked | Answer:
         sent = _clock()
+        if isinstance(request, Failure):
+            return Answer(due=due, sent=sent, end=_clock(), failure=request)
+        return _Asked(self._engine.add(request), due, sent)
+
+    def _make(self, prompt: LoadPrompt, max_tokens: int) -> Request | Failure:
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=self._settings.temperature,
@@ -135,11 +145,9 @@ class EngineDriver:
             seed=self._settings.seed,
         )
         try:
-            request = self._engine.make_request(self._prompt(prompt), params)
+            return self._engine.make_request(self._prompt(prompt), params)
         except RequestError as error:
-            failure = Failure(kind="refused", reason=str(error))
-            return Answer(due=due, sent=sent, end=_clock(), failure=failure)
-        return _Asked(self._engine.add(request), due, sent)
+            return Failure(kind="refused", reason=str(error))
 
     def _prompt(self, prompt: LoadPrompt) -> Prompt:
         """A conversation for a target that knows what one is; a text otherwise."""
