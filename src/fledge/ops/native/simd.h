@@ -33,7 +33,9 @@ INLINE V load(const float* p) { return *(const UnalignedV*)p; }
 // A vector that stays in its register until it was used for the last time: the compiler may think that
 // loading it again with every use is as cheap.
 INLINE V held(V v) {
-#if defined(__AVX__)  // else no register holds one
+#if HAS_WIDE
+    asm("" : "+v"(v));
+#elif defined(__AVX__)  // else no register holds one
     asm("" : "+x"(v));
 #endif
     return v;

@@ -101,7 +101,7 @@ static void tile(const float* const* w, const float* x, int64_t x_stride, int64_
         V r0 = load(w0 + k), r1 = load(w1 + k), r2 = load(w2 + k), r3 = load(w3 + k);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
-            V one = load(x + t * x_stride + k);
+            V one = held(load(x + t * x_stride + k));
             sums[0][t] += r0 * one;
             sums[1][t] += r1 * one;
             sums[2][t] += r2 * one;

@@ -6,8 +6,9 @@
 //   EIGHT  128 bytes: row after row, 32 signed bytes each; w = step q
 //   BRAIN  256 bytes: row after row, 32 bfloat16 each
 //
-// Up to FEW rows of x, weights are unpacked in registers and used at once. For more rows the four
-// rows are unpacked into memory that stays near, and multiplied from there.
+// Up to FEW rows of x, weights are unpacked in registers and used at once; up to twice as many, that is
+// done twice. For more rows the four rows are unpacked into memory that stays near, and multiplied from
+// there.
 #pragma once
 
 #include "tiles.h"
@@ -105,8 +106,8 @@ INLINE void sum_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_uni
                 U::row(codes + u * U::CODE_BYTES, near, FIRST + r, low[r], high[r]);
 #pragma GCC unroll 16
             for (int t = 0; t < T; t++) {
-                V one = load(x + t * x_stride + u * UNIT);
-                V other = load(x + t * x_stride + u * UNIT + LANES);
+                V one = held(load(x + t * x_stride + u * UNIT));
+                V other = held(load(x + t * x_stride + u * UNIT + LANES));
 #pragma GCC unroll 8
                 for (int r = 0; r < COUNT; r++) {
                     sums[r][t] += low[r] * one;
@@ -177,14 +178,15 @@ static void packed_rows(const uint8_t* codes, const uint8_t* steps, int64_t num_
     int64_t units = num_columns / UNIT;
     // Formats that are rarer take rows by fours, so that they are compiled sooner.
     constexpr bool IS_USUAL = FORMAT == FOUR_HALF || FORMAT == EIGHT_HALF;
-    if (num_rows > FEW)
+    if (num_rows > 2 * FEW)
         return many_rows<FORMAT>(codes, steps, num_columns, x, x_stride, num_rows, near, blocks);
-    if (!IS_USUAL && num_rows > 4) {
+    if (num_rows > (IS_USUAL ? FEW : 4)) {
+        int some = IS_USUAL ? (num_rows + 1) / 2 : 4;
         Blocks rest = blocks;
-        rest.y += 4 * rest.y_stride;
-        packed_rows<FORMAT>(codes, steps, num_columns, x, x_stride, 4, near, blocks);
-        return packed_rows<FORMAT>(codes, steps, num_columns, x + 4 * x_stride, x_stride,
-                                   num_rows - 4, near, rest);
+        rest.y += some * rest.y_stride;
+        packed_rows<FORMAT>(codes, steps, num_columns, x, x_stride, some, near, blocks);
+        return packed_rows<FORMAT>(codes, steps, num_columns, x + some * x_stride, x_stride,
+                                   num_rows - some, near, rest);
     }
     for (int block = 0; block < blocks.count; block++) {
         Sink sink = blocks.sink(block);
