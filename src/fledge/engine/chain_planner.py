@@ -15,12 +15,14 @@ from typing import NamedTuple
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.chain_estimates import ChainOutcome, Line, Rate, Speed, Trust
 from fledge.engine.draft_plan import CycleReport
+from fledge.engine.pass_times import PassTimes
 
 _FIRST_PLAIN = 2
 """Cycles without drafts at the start: they tell what to compare with."""
 
-_SURE_CYCLES = 8.0
-"""Cycles with drafts before they are given up."""
+_DOUBT = 3.0
+"""Share of plain decoding's speed that drafts may be slower by, over the cycles with drafts since they
+were begun with: few cycles say little, and giving up what pays costs more than some that do not."""
 
 _CLEARLY_BETTER = 1.02
 _PLAIN_EVERY = 128
@@ -28,6 +30,9 @@ _PLAIN_EVERY = 128
 
 _FRESH_CYCLES = 8
 """Cycles with drafts for requests that are all new, whatever those before them yielded."""
+
+_FEW_ROWS = 4
+"""Of a pass with a usual chain."""
 
 _PROBING_SHARE = 0.008
 _MOST_SAVED_S = 0.1
@@ -69,15 +74,19 @@ class FixedChains:
 class AdaptiveChains:
     """Chains as long as they pay."""
 
-    def __init__(self, depth: int, *, is_sampled: bool = False) -> None:
-        """`is_sampled` says that they are for requests above temperature 0."""
-        self._depth = depth
+    def __init__(
+        self, depth: int, times: PassTimes | None = None, *, is_sampled: bool = False
+    ) -> None:
+        """`times` are believed until cycles have shown what rows and steps take; `is_sampled` says
+        that they are for requests above temperature 0."""
+        self._depth, self._times = depth, times
         self._name = "sampled_chains" if is_sampled else "chains"
         self._rows, self._steps = Line(), Line()
         self._speed = Speed()
         self._plain = Rate()
         self._drafting = Rate()
         self._is_drafting = True
+        self._num_since_begun = 0
         self._saved_s = 0.0
         self._since_plain = 0
         self._fresh_left = 0
@@ -105,15 +114,27 @@ class AdaptiveChains:
         return NO_CHAINS
 
     def _plan(self) -> ChainPlan:
-        token_s = self._drafting.token_s if self._drafting.is_known else 0.6 * self._plain.token_s
-        row_s = self._rows.further_s
+        token_s = 0.6 * self._plain.token_s
+        if self._drafting.is_known:
+            # Where drafts lose, a token is worth what it takes without them.
+            token_s = min(self._drafting.token_s, self._plain.token_s)
+        row_s, step_s = self._further_s()
         if row_s is None or not token_s:
             return ChainPlan(self._depth)
         verified = self._trust.least_for(row_s / token_s)
         copied = self._trust_in_copies.least_for(row_s / token_s)
-        step_s = self._steps.further_s or 0.0
         drafted = self._trust.least_for((row_s + step_s) / (token_s * _NEXT_IS_RIGHT))
         return ChainPlan(self._depth, drafted, verified, copied)
+
+    def _further_s(self) -> tuple[float | None, float]:
+        """What one more row takes, None where nobody knows yet, and one more step."""
+        row_s, step_s, times = self._rows.further_s, self._steps.further_s, self._times
+        if times is not None:
+            if row_s is None:
+                row_s = (times.target_s(_FEW_ROWS) - times.target_s(1)) / (_FEW_ROWS - 1)
+            if step_s is None:
+                step_s = times.head_s(1)
+        return row_s, step_s or 0.0
 
     def observe(
         self, report: CycleReport, num_levels: int, outcomes: Sequence[ChainOutcome]
@@ -145,9 +166,10 @@ class AdaptiveChains:
             return
         gain = self._plain.token_s / self._drafting.token_s
         if self._is_drafting:
-            self._is_drafting = gain >= 1.0 or self._drafting.weight < _SURE_CYCLES
-        else:
-            self._is_drafting = gain > _CLEARLY_BETTER
+            self._num_since_begun += 1
+            self._is_drafting = gain >= 1.0 - _DOUBT / self._num_since_begun
+        elif gain > _CLEARLY_BETTER:
+            self._is_drafting, self._num_since_begun = True, 0
 
     def state(self) -> dict[str, object]:
         plan = self._plan() if self._is_drafting else NO_CHAINS
@@ -180,11 +202,15 @@ class ChainPlanners(NamedTuple):
         return self.greedy.state() | self.sampled.state()
 
 
-def make_chains(tree: TreeSettings, *, is_adaptive: bool) -> ChainPlanners | None:
-    """Who plans chains; None where trees that have branches are asked for in every cycle."""
+def make_chains(tree: TreeSettings, times: PassTimes | None) -> ChainPlanners | None:
+    """Who plans chains, by these times or, without any, as the settings say.
+
+    None where trees that have branches are asked for in every cycle.
+    """
     depth = min(tree.depth, tree.budget)
-    if is_adaptive:
-        return ChainPlanners(AdaptiveChains(depth), AdaptiveChains(depth, is_sampled=True))
+    if times is not None:
+        greedy, sampled = (AdaptiveChains(depth, times, is_sampled=one) for one in (False, True))
+        return ChainPlanners(greedy, sampled)
     return ChainPlanners(FixedChains(depth), FixedChains(depth)) if tree.width == 1 else None
 
 

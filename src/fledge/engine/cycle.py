@@ -14,6 +14,7 @@ from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan
 from fledge.engine.drafter import Drafter
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.host_cycle import HostCycle
+from fledge.engine.pass_times import PassTimes
 from fledge.engine.plan_choice import PlanChoice
 from fledge.engine.scheduler import Scheduler, StepPlan
 from fledge.engine.stats import StatsKeeper
@@ -155,6 +156,7 @@ def make_cycle(
     settings: EngineSettings,
     walk: Callable[..., Walk],
     *,
+    times: PassTimes | None,
     waits_for_cycles: bool,
 ) -> Cycle:
     """The turns of an engine made of these."""
@@ -179,7 +181,6 @@ def make_cycle(
     )
     # Greedy requests walk alike by both rules; sampled ones are drawn on the host by one of them.
     is_exact = walk in (walk_gumbel, walk_rejection)
-    is_adaptive = isinstance(controller, AdaptiveController)
     host = HostCycle(
         target,
         cache,
@@ -189,7 +190,7 @@ def make_cycle(
         settings,
         is_exact=is_exact,
         can_sample=walk is walk_gumbel,
-        is_adaptive=is_adaptive,
+        times=times if isinstance(controller, AdaptiveController) else None,
     )
     return Cycle(
         cache=cache,

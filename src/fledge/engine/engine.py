@@ -98,6 +98,7 @@ class Engine:
             self._controller,
             self.settings,
             walk,
+            times=times,
             waits_for_cycles=waits_for_cycles,
         )
         self._num_added = 0

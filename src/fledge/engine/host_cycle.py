@@ -29,6 +29,7 @@ from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.drafter import Drafter, NoDrafter
 from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.host_drafts import HostDrafted, HostDrafts, draws_of, no_drafts
+from fledge.engine.pass_times import PassTimes
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.sequence import Sequence
 from fledge.engine.waiting_features import MOST_WAITING, WaitingFeatures
@@ -51,10 +52,11 @@ class HostCycle:
         *,
         is_exact: bool,
         can_sample: bool,
-        is_adaptive: bool,
+        times: PassTimes | None,
     ) -> None:
         """`is_exact` says whether drafts are accepted as they should be, not by chance;
-        `can_sample` whether those are accepted that the target itself would draw."""
+        `can_sample` whether those are accepted that the target itself would draw; `times` are for
+        chains that are as long as they pay."""
         self._target, self._cache, self._drafter = target, cache, drafter
         self._scheduler, self._end, self._settings = scheduler, end, settings
         self._is_on = (
@@ -66,7 +68,7 @@ class HostCycle:
         self._can_sample = can_sample
         self._planners: ChainPlanners | None = None
         if isinstance(drafter, HeadDrafter):
-            self._planners = make_chains(settings.tree, is_adaptive=is_adaptive)
+            self._planners = make_chains(settings.tree, times)
             self._is_on &= self._planners is not None
         self._passes: ChainPasses | None = None
         self._drafts: HostDrafts | None = None
