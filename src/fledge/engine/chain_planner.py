@@ -21,8 +21,8 @@ _FIRST_PLAIN = 2
 """Cycles without drafts at the start: they tell what to compare with."""
 
 _DOUBT = 3.0
-"""Share of plain decoding's speed that drafts may be slower by, over the cycles with drafts since they
-were begun with: few cycles say little, and giving up what pays costs more than some that do not."""
+"""Share of plain decoding's speed that drafts may be slower by, over the cycles with drafts since
+they were begun with: few say little, and giving up what pays costs more than a few that do not."""
 
 _CLEARLY_BETTER = 1.02
 _PLAIN_EVERY = 128
