@@ -62,9 +62,10 @@ struct Search {
 };
 
 // The best outputs of some blocks of a piece, for each row of x; they go on from what is there.
-static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t column, const float* x,
-                           int64_t x_stride, int64_t num_rows, Share blocks, const Search& search,
-                           Near& near, Best* best) {
+static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t column,
+                           const Factors& factors, Share blocks, const Search& search, Near& near,
+                           Best* best) {
+    int64_t num_rows = factors.num_rows;
     for (int64_t t = 0; t < num_rows; t += MOST_ROWS) {
         int64_t rows = num_rows - t < MOST_ROWS ? num_rows - t : MOST_ROWS;
         for (int64_t begin = blocks.begin; begin < blocks.end; begin += SLICE_BLOCKS) {
@@ -72,7 +73,7 @@ static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t col
             int64_t first = begin * BLOCK;
             int64_t last = end * BLOCK < piece.num_rows ? end * BLOCK : piece.num_rows;
             // The products of the slice begin where those of the whole matrix would have their place.
-            multiply_piece(matrix, piece, column, x + t * x_stride, x_stride, rows,
+            multiply_piece(matrix, piece, column, factors.from(t), rows,
                            near.slice - column - first, SLICE, Share{begin, end}, near);
             for (int64_t r = 0; r < rows; r++) {
                 const float* slice = near.slice + r * SLICE;
@@ -89,10 +90,9 @@ static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t col
 }
 
 // One part of so many of the best outputs of each row; parts are in the order of the outputs.
-static void best_of_part(const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
-                         int64_t part, int64_t num_parts, const Search& search, Near& near,
-                         Best* best) {
-    for (int64_t t = 0; t < num_rows; t++) best[t] = nothing_yet();
+static void best_of_part(const Matrix& matrix, const Factors& factors, int64_t part,
+                         int64_t num_parts, const Search& search, Near& near, Best* best) {
+    for (int64_t t = 0; t < factors.num_rows; t++) best[t] = nothing_yet();
     int64_t num_blocks = 0, column = 0, before = 0;
     for (int p = 0; p < matrix.num_pieces; p++) num_blocks += blocks_of(matrix.pieces[p]);
     Share share = share_of_blocks(num_blocks, part, num_parts);
@@ -102,8 +102,7 @@ static void best_of_part(const Matrix& matrix, const float* x, int64_t x_stride,
         int64_t begin = share.begin > before ? share.begin - before : 0;
         int64_t end = share.end - before < count ? share.end - before : count;
         if (begin < end)
-            best_of_blocks(matrix, piece, column, x, x_stride, num_rows, Share{begin, end},
-                           search, near, best);
+            best_of_blocks(matrix, piece, column, factors, Share{begin, end}, search, near, best);
         before += count;
         column += piece.num_rows;
     }
@@ -114,10 +113,12 @@ template <typename After>
 void find_best(Member& me, const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
                const Search& search, Best* parts, After after) {
     int64_t num_parts = me.parts_of(matrix.num_rows / UNIT);
+    Near& near = near_of_thread();
+    OwnFactors factors(matrix, x, x_stride, num_rows, near);
     me.work(
         num_parts,
         [&](int64_t part) {
-            best_of_part(matrix, x, x_stride, num_rows, part, num_parts, search, near_of_thread(),
+            best_of_part(matrix, factors.get(), part, num_parts, search, near,
                          parts + part * num_rows);
         },
         [&] {

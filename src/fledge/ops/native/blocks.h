@@ -221,11 +221,11 @@ void attention(Member& me, const Layer& layer, const Work& work, const float* in
                int64_t input_size) {
     Near& near = near_of_thread();
     int64_t count = work.rows->num_rows, parts = me.parts_of(layer.qkv.num_rows / UNIT);
+    OwnFactors factors(layer.qkv, input, input_size, count, near);
     work_then_rows(
         me, parts,
         [&](int64_t part) {
-            multiply(layer.qkv, input, input_size, count, work.product, layer.qkv.num_rows, part,
-                     parts, near);
+            multiply(layer.qkv, factors.get(), work.product, layer.qkv.num_rows, part, parts, near);
         },
         count, [&](Share rows) { turn_and_store(layer, work, rows); });
     int64_t items = count * layer.heads.num_heads, shares = me.parts_of(items);
@@ -240,11 +240,11 @@ void project(Member& me, const Layer& layer, const Work& work, const float* atte
              int64_t num_rows, Each each) {
     Near& near = near_of_thread();
     int64_t parts = me.parts_of(work.hidden / UNIT), width = layer.heads.num_heads * layer.heads.size;
+    OwnFactors factors(layer.out, attended, width, num_rows, near);
     work_then_rows(
         me, parts,
         [&](int64_t part) {
-            multiply(layer.out, attended, width, num_rows, work.fresh, work.hidden, part, parts,
-                     near);
+            multiply(layer.out, factors.get(), work.fresh, work.hidden, part, parts, near);
         },
         num_rows, each);
 }
@@ -256,10 +256,11 @@ void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Eac
     const Matrix& both = layer.gate_up;
     int64_t width = both.num_rows, half = width / 2, blocks = blocks_of(both.pieces[0]);
     int64_t parts = me.parts_of(blocks);
+    OwnFactors normed(both, work.normed, work.hidden, num_rows, near);
     me.work(parts, [&](int64_t part) {
         Share share = share_of_blocks(blocks, part, parts);
         for (int p = 0; p < 2; p++)
-            multiply_piece(both, both.pieces[p], p * half, work.normed, work.hidden, num_rows,
+            multiply_piece(both, both.pieces[p], p * half, normed.get(), num_rows,
                            work.hidden_rows, width, share, near);
         int64_t end = share.end * BLOCK < half ? share.end * BLOCK : half;
         for (int64_t t = 0; t < num_rows; t++) {
@@ -268,11 +269,11 @@ void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Eac
         }
     });
     int64_t shares = me.parts_of(work.hidden / UNIT);
+    OwnFactors gated(layer.down, work.hidden_rows, width, num_rows, near);
     work_then_rows(
         me, shares,
         [&](int64_t part) {
-            multiply(layer.down, work.hidden_rows, width, num_rows, work.fresh, work.hidden, part,
-                     shares, near);
+            multiply(layer.down, gated.get(), work.fresh, work.hidden, part, shares, near);
         },
         num_rows, each);
 }

@@ -63,11 +63,12 @@ void fuse_features(Member& me, const Chain& chain, ChainWork& room) {
     int64_t count = chain.num_features, hidden = room.work.hidden;
     if (count == 0) return;
     int64_t parts = me.parts_of(hidden / UNIT);
+    Near& near = near_of_thread();
+    OwnFactors factors(chain.fuse, chain.features, chain.fuse.num_columns, count, near);
     me.work(
         parts,
         [&](int64_t part) {
-            multiply(chain.fuse, chain.features, chain.fuse.num_columns, count, room.fused, hidden,
-                     part, parts, near_of_thread());
+            multiply(chain.fuse, factors.get(), room.fused, hidden, part, parts, near);
         },
         [&] {
             for (int64_t i = 0; i < count; i++)

@@ -104,9 +104,10 @@ void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Wor
         return;
     }
     int64_t parts = me.parts_of(matrix.num_rows / UNIT);
+    Near& near = near_of_thread();
+    OwnFactors factors(matrix, from, hidden, count, near);
     me.work(parts, [&](int64_t part) {
-        multiply(matrix, from, hidden, count, pass.logits, matrix.num_rows, part, parts,
-                 near_of_thread());
+        multiply(matrix, factors.get(), pass.logits, matrix.num_rows, part, parts, near);
     });
 }
 
@@ -194,8 +195,10 @@ int64_t fledge_multiply(const Matrix* matrix, const float* x, int64_t x_stride, 
                         float* y, int64_t y_stride, int64_t num_threads) {
     on_threads(num_threads, 1, [&](Member& me) {
         int64_t parts = me.parts_of(matrix->num_rows / UNIT);
+        Near& near = near_of_thread();
+        OwnFactors factors(*matrix, x, x_stride, num_rows, near);
         me.work(parts, [&](int64_t part) {
-            multiply(*matrix, x, x_stride, num_rows, y, y_stride, part, parts, near_of_thread());
+            multiply(*matrix, factors.get(), y, y_stride, part, parts, near);
         });
     });
     return 0;

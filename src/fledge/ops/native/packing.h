@@ -145,17 +145,6 @@ static void round_to_four(const float* w, Group& best) {
     }
 }
 
-// Where the code of a row and a column lies within the codes of a unit.
-INLINE void place_four(uint32_t* words, int r, int column, uint32_t code) {
-#if HAS_WIDE
-    words[column % LANES] |= code << (8 * r + 4 * (column / LANES));
-#else
-    words[column / WORD_COLUMNS * LANES + r] |= code << (4 * (column % WORD_COLUMNS));
-#endif
-}
-
-INLINE int place_of(int r, int column) { return HAS_WIDE ? UNIT * r + column : BLOCK * column + r; }
-
 static bool pack_four(const float* const* rows, bool is_half, bool may_round, uint8_t* codes,
                       uint8_t* steps) {
     uint32_t packed[BLOCK * UNIT / 8] = {};
@@ -186,9 +175,9 @@ static bool pack_eight(const float* const* rows, bool is_fine, bool may_round, u
             if (may_round) round_to_eight(rows[r], group);
             else if (!find_eight(rows[r] + part * size, size, !is_fine, group)) return false;
             for (int i = 0; i < size; i++)
-                codes[place_of(r, part * size + i)] = uint8_t(int8_t(group.codes[i]));
+                place_eight(codes, r, part * size + i, group.codes[i]);
             uint16_t half = float_to_half(group.step);
-            int place = HAS_WIDE ? num_parts * r + part : BLOCK * part + r;
+            int place = BLOCK * part + r;
             if (is_fine) memcpy(steps + 4 * place, &group.step, 4);
             else memcpy(steps + 2 * place, &half, 2);
         }
@@ -201,8 +190,7 @@ static bool pack_brains(const float* const* rows, uint8_t* codes) {
             uint32_t bits;
             memcpy(&bits, rows[r] + i, 4);
             if (bits & 0xffffu) return false;
-            uint16_t upper = uint16_t(bits >> 16);
-            memcpy(codes + 2 * place_of(r, i), &upper, 2);
+            place_brain(codes, r, i, uint16_t(bits >> 16));
         }
     return true;
 }

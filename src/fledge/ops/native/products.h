@@ -1,18 +1,12 @@
 // y = W x for a few rows x at once, over weights that lie in memory as few bits as they have.
 //
 // A matrix [N, K] is pieces of rows. A packed piece is blocks of rows, and a unit is what a block has
-// of 32 columns: `wide_units.h` and `narrow_units.h` say how it lies there. Steps are halves or floats
+// of 32 columns: `units.h` says how it lies there. Steps are halves or floats
 // (and for EIGHT they may be finer, one for each 16 columns), and are exactly those that the floats
 // were made of. A row of a product has the same bits however many rows are beside it.
 #pragma once
 
-#include "simd.h"
-
-#if HAS_WIDE
-#include "wide_units.h"
-#else
-#include "narrow_units.h"
-#endif
+#include "dots.h"
 
 struct Share {
     int64_t begin, end;
@@ -22,18 +16,68 @@ INLINE Share share_of(int64_t count, int64_t part, int64_t num_parts) {
     return {count * part / num_parts, count * (part + 1) / num_parts};
 }
 
+// Blocks from the first one on times T rows of x.
+template <int FORMAT, int T>
+static void few_rows(const Piece& piece, const Factors& factors, int64_t first, const Blocks& blocks,
+                     float* y) {
+    for (int64_t block = first, end = first + blocks.count; block < end;) {
+        int64_t left = end - block, beside = BESIDE - block % BESIDE;
+        if (beside < left) left = beside;
+        int64_t place = (block - first) * BLOCK;
+#define BLOCKS(R)                                                                               \
+    Products<FORMAT>::template multiply<R, T>(piece, factors, block, blocks.num_rows - place,  \
+                                               y + place, blocks.y_stride);                     \
+    block += R;
+        if (BESIDE == 4 && left == 4) {
+            BLOCKS(BESIDE)
+        } else if (left >= 2) {
+            BLOCKS(2)
+        } else {
+            BLOCKS(1)
+        }
+#undef BLOCKS
+    }
+}
+
+template <int FORMAT>
+static void packed_rows(const Piece& piece, const Factors& factors, int num_rows, int64_t first,
+                        const Blocks& blocks) {
+    constexpr int MOST = Products<FORMAT>::MOST_ROWS;
+    for (int begin = 0; begin < num_rows;) {
+        int left = num_rows - begin, count = left <= MOST ? left : MOST;
+        if (left > MOST && left < 2 * MOST) count = (left + 1) / 2;
+        Factors own = factors.from(begin);
+        float* y = blocks.y + begin * blocks.y_stride;
+#define ROWS(T)                                                           \
+    case T:                                                               \
+        few_rows<FORMAT, T <= MOST ? T : 1>(piece, own, first, blocks, y); \
+        break;
+        switch (count) {
+            ROWS(1)
+            ROWS(2)
+            ROWS(3)
+            ROWS(4)
+            ROWS(5)
+            ROWS(6)
+            ROWS(7)
+            ROWS(8)
+        }
+#undef ROWS
+        begin += count;
+    }
+}
+
 // Some blocks of the outputs of a piece, for at most MOST_ROWS rows of x.
-static void piece_rows(const Piece& piece, int64_t num_columns, const float* x, int64_t x_stride,
-                       int num_rows, float* y, int64_t y_stride, Share share, Near& near) {
-    prepare_factors(piece, num_columns, x, x_stride, num_rows, near);
+static void piece_rows(const Piece& piece, int64_t num_columns, const Factors& factors, int num_rows,
+                       float* y, int64_t y_stride, Share share, Near& near) {
     for (int64_t first = share.begin, end; first < share.end; first = end) {
         end = (first / NEAR_BLOCKS + 1) * NEAR_BLOCKS;
         if (share.end < end) end = share.end;
         Blocks blocks = {int(end - first), piece.num_rows - first * BLOCK, y + first * BLOCK,
                          y_stride};
-#define PACKED(FORMAT)                                                                        \
-    case FORMAT:                                                                              \
-        packed_blocks<FORMAT>(piece, first, num_columns, x, x_stride, num_rows, near, blocks); \
+#define PACKED(FORMAT)                                                   \
+    case FORMAT:                                                         \
+        packed_rows<FORMAT>(piece, factors, num_rows, first, blocks);    \
         break;
         switch (piece.format) {
             PACKED(FOUR_HALF)
@@ -42,8 +86,8 @@ static void piece_rows(const Piece& piece, int64_t num_columns, const float* x, 
             PACKED(EIGHT_FINE)
             PACKED(BRAIN)
             default:
-                float_rows((const float*)piece.codes + first * BLOCK * num_columns, num_columns, x,
-                           x_stride, num_rows, near, blocks);
+                float_rows((const float*)piece.codes + first * BLOCK * num_columns, num_columns,
+                           factors.x, factors.stride, num_rows, near, blocks);
         }
 #undef PACKED
     }
@@ -59,13 +103,13 @@ INLINE Share share_of_blocks(int64_t count, int64_t part, int64_t num_parts) {
 }
 
 // Some blocks of one piece of x W^T + b, whose outputs begin at `column`.
-static void multiply_piece(const Matrix& matrix, const Piece& piece, int64_t column, const float* x,
-                           int64_t x_stride, int64_t num_rows, float* y, int64_t y_stride,
+static void multiply_piece(const Matrix& matrix, const Piece& piece, int64_t column,
+                           const Factors& factors, int64_t num_rows, float* y, int64_t y_stride,
                            Share blocks, Near& near) {
     for (int64_t t = 0; t < num_rows; t += MOST_ROWS) {
         int rows = int(num_rows - t < MOST_ROWS ? num_rows - t : MOST_ROWS);
-        piece_rows(piece, matrix.num_columns, x + t * x_stride, x_stride, rows,
-                   y + t * y_stride + column, y_stride, blocks, near);
+        piece_rows(piece, matrix.num_columns, factors.from(t), rows, y + t * y_stride + column,
+                   y_stride, blocks, near);
     }
     if (matrix.bias == nullptr) return;
     int64_t end = blocks.end * BLOCK < piece.num_rows ? blocks.end * BLOCK : piece.num_rows;
@@ -75,12 +119,12 @@ static void multiply_piece(const Matrix& matrix, const Piece& piece, int64_t col
 }
 
 // One part of so many of x W^T + b: a share of every piece.
-static void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
-                     float* y, int64_t y_stride, int64_t part, int64_t num_parts, Near& near) {
+static void multiply(const Matrix& matrix, const Factors& factors, float* y, int64_t y_stride,
+                     int64_t part, int64_t num_parts, Near& near) {
     int64_t column = 0;
     for (int p = 0; p < matrix.num_pieces; p++) {
         const Piece& piece = matrix.pieces[p];
-        multiply_piece(matrix, piece, column, x, x_stride, num_rows, y, y_stride,
+        multiply_piece(matrix, piece, column, factors, factors.num_rows, y, y_stride,
                        share_of_blocks(blocks_of(piece), part, num_parts), near);
         column += piece.num_rows;
     }

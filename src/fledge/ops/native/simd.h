@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__AVX512BW__)
 #define HAS_WIDE 1
 constexpr int LANES = 16;
 #else
@@ -130,6 +130,23 @@ INLINE float largest(V v) {
     return best;
 }
 
+// All lanes as one, two at a time.
+template <typename Join> INLINE int32_t join_lanes(VI v, Join join) {
+    typedef int32_t VI8 __attribute__((vector_size(32)));
+    typedef int32_t VI4 __attribute__((vector_size(16)));
+#if HAS_WIDE
+    VI8 eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                     __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+    VI8 eight = v;
+#endif
+    VI4 four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                    __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+    four = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+    four = join(four, __builtin_shufflevector(four, four, 1, 0, 3, 2));
+    return four[0];
+}
+
 INLINE bool all_true(VI lanes) {
     int32_t all = -1;
     for (int lane = 0; lane < LANES; lane++) all &= lanes[lane];
@@ -215,10 +232,3 @@ INLINE V brains_to_floats(const uint8_t* brains) {
     return (V)wide;
 #endif
 }
-
-#if HAS_WIDE
-// table[code & 15] in each lane.
-INLINE V look_up(VI code, V table) {
-    return (V)_mm512_permutexvar_ps((__m512i)code, (__m512)table);
-}
-#endif

@@ -30,25 +30,33 @@ struct Matrix {
     int32_t unused;
 };
 
-constexpr int BLOCK = HAS_WIDE ? 4 : 8;  // rows that are packed together
+constexpr int BLOCK = LANES;  // rows that are packed together
 constexpr int UNIT = 32;
 constexpr int TILE = 4;
 constexpr int MOST_AT_ONCE = HAS_WIDE ? 6 : 3;
-constexpr int NEAR_BLOCKS = HAS_WIDE ? 2 : 4;
+constexpr int BESIDE = 32 / BLOCK;  // blocks whose units lie side by side
+constexpr int NEAR_BLOCKS = BESIDE;
 constexpr int NEAR_TILES = NEAR_BLOCKS * BLOCK / TILE;
 constexpr int NEAR_COLUMNS = 768;
 constexpr int MOST_ROWS = 96;
 constexpr int SLICE = 128;
 
-// What one thread needs beside the factors.
-struct Near {
-    alignas(64) float panel[NEAR_BLOCKS * BLOCK * NEAR_COLUMNS];  // rows that were unpacked
-    alignas(64) V sums[NEAR_TILES][MOST_ROWS * TILE];
-    alignas(64) float slice[MOST_ROWS * SLICE];
-    std::vector<float> unit_sums;  // of each row of x
+// What one row of x has of 32 columns, as whole numbers: x is nearly `scale` times what three digits to
+// the base 256 say, the highest first. The scale is a power of two, and the largest of the 32 numbers
+// has 22 or 23 bits.
+struct alignas(64) FactorUnit {
+    int8_t digits[3][UNIT];
+    int32_t whole[3], half[3];  // -128 times the sum of each digit, over all columns and the first half
+    float scale;
+    float sum;  // of the 32 columns
 };
 
-constexpr int NEAR_UNITS = NEAR_COLUMNS / UNIT;
+// What one thread needs beside the factors.
+struct Near {
+    alignas(64) V sums[NEAR_TILES][MOST_ROWS * TILE];
+    alignas(64) float slice[MOST_ROWS * SLICE];
+    std::vector<FactorUnit> units;  // of each row of x
+};
 
 // Where a result goes: four columns of row t, fewer at the end of a piece.
 struct Sink {

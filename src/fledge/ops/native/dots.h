@@ -1,0 +1,136 @@
+// Packed products four columns at a time, where processors can: bytes times bytes, summed up as whole
+// numbers. What a weight costs is an operation to make two codes of one byte, and for each row of x three for
+// four columns.
+#pragma once
+
+#include "columns.h"
+
+#if HAS_BYTE_DOTS
+
+#if HAS_WIDE
+typedef __m512i Bytes;
+INLINE Bytes load_bytes(const void* p) { return _mm512_load_si512(p); }
+INLINE Bytes lower_halves(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
+INLINE Bytes upper_halves(Bytes b) { return lower_halves(_mm512_srli_epi16(b, 4)); }
+INLINE Bytes to_all_words(int32_t word) { return _mm512_set1_epi32(word); }
+INLINE Bytes with_dot(Bytes sum, Bytes codes, Bytes digits) {
+    return _mm512_dpbusd_epi32(sum, codes, digits);
+}
+#else
+typedef __m256i Bytes;
+INLINE Bytes load_bytes(const void* p) { return _mm256_load_si256((const __m256i*)p); }
+INLINE Bytes lower_halves(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
+INLINE Bytes upper_halves(Bytes b) { return lower_halves(_mm256_srli_epi16(b, 4)); }
+INLINE Bytes to_all_words(int32_t word) { return _mm256_set1_epi32(word); }
+INLINE Bytes with_dot(Bytes sum, Bytes codes, Bytes digits) {
+    return _mm256_dpbusd_avx_epi32(sum, codes, digits);
+}
+#endif
+
+constexpr int UNIT_WORDS = UNIT / 4;
+
+INLINE void unpack_codes(const FourBits<true>&, const uint8_t* codes, Bytes (&words)[UNIT_WORDS]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < UNIT_WORDS / 2; i++) {
+        Bytes both = load_bytes(codes + 4 * LANES * i);
+        words[2 * i] = lower_halves(both);
+        words[2 * i + 1] = upper_halves(both);
+    }
+}
+INLINE void unpack_codes(const FourBits<false>&, const uint8_t* codes, Bytes (&words)[UNIT_WORDS]) {
+    unpack_codes(FourBits<true>{}, codes, words);
+}
+template <bool IS_FINE>
+INLINE void unpack_codes(const EightBits<IS_FINE>&, const uint8_t* codes, Bytes (&words)[UNIT_WORDS]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < UNIT_WORDS; i++) words[i] = load_bytes(codes + 4 * LANES * i);
+}
+
+// What the sums of a group of columns begin with: codes of eight bits are 128 too large.
+template <typename U> INLINE int32_t first_sum(const FactorUnit& unit, int group, int digit) {
+    if (U::HAS_LEAST) return 0;
+    if (U::GROUPS == 1) return unit.whole[digit];
+    return group == 0 ? unit.half[digit] : unit.whole[digit] - unit.half[digit];
+}
+
+// Products of a format by dots.
+template <int FORMAT> struct ByDots {
+    typedef Unit<FORMAT> U;
+    // Formats that are rarer take rows by twos, so that they are compiled sooner.
+    static constexpr int MOST_ROWS =
+        FORMAT == FOUR_HALF || FORMAT == EIGHT_HALF ? (HAS_WIDE ? 8 : 4) : 2;
+
+    template <int R, int T>
+    INLINE void add_unit(const uint8_t* codes, const uint8_t* steps, const FactorUnit* unit,
+                         int64_t stride, V (&totals)[R][T]) {
+        constexpr int GROUP_WORDS = UNIT_WORDS / U::GROUPS;
+        Bytes words[R][UNIT_WORDS];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) unpack_codes(U{}, codes + r * U::CODE_BYTES, words[r]);
+#pragma GCC unroll 2
+        for (int group = 0; group < U::GROUPS; group++) {
+            V step[R], least[R];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                step[r] = U::step(steps + r * U::STEP_BYTES, group);
+                least[r] = U::least(steps + r * U::STEP_BYTES);
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < T; t++) {
+                const FactorUnit& own = unit[t * stride];
+                Bytes sums[3][R];
+#pragma GCC unroll 3
+                for (int digit = 0; digit < 3; digit++)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; r++)
+                        sums[digit][r] = to_all_words(first_sum<U>(own, group, digit));
+#pragma GCC unroll 8
+                for (int i = group * GROUP_WORDS; i < (group + 1) * GROUP_WORDS; i++)
+#pragma GCC unroll 3
+                    for (int digit = 0; digit < 3; digit++) {
+                        int32_t four;
+                        memcpy(&four, own.digits[digit] + 4 * i, 4);
+                        Bytes digits = to_all_words(four);
+#pragma GCC unroll 4
+                        for (int r = 0; r < R; r++)
+                            sums[digit][r] = with_dot(sums[digit][r], words[r][i], digits);
+                    }
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    VI upper = ((VI)sums[0][r] << 8) + (VI)sums[1][r];
+                    V sum = __builtin_convertvector(upper, V) * 256.0f +
+                            __builtin_convertvector((VI)sums[2][r], V);
+                    totals[r][t] += sum * own.scale * step[r];
+                    if (U::HAS_LEAST) totals[r][t] += least[r] * own.sum;
+                }
+            }
+        }
+    }
+
+    // R blocks of a piece times T rows of x, into y.
+    template <int R, int T>
+    static void multiply(const Piece& piece, const Factors& factors, int64_t block, int64_t num_left,
+                         float* y, int64_t y_stride) {
+        int64_t place = place_of_unit(block, 0, factors.num_units);
+        const uint8_t* codes = (const uint8_t*)piece.codes + place * U::CODE_BYTES;
+        const uint8_t* steps = (const uint8_t*)piece.steps + place * U::STEP_BYTES;
+        V totals[R][T] = {};
+        for (int64_t u = 0; u < factors.num_units; u++) {
+            ask_for_units<U, R>(codes, steps);
+            add_unit(codes, steps, factors.units + u, factors.num_units, totals);
+            codes += BESIDE * U::CODE_BYTES;
+            steps += BESIDE * U::STEP_BYTES;
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int t = 0; t < T; t++)
+                put_block(y + r * BLOCK + t * y_stride, totals[r][t], num_left - r * BLOCK);
+    }
+};
+
+template <int FORMAT> struct Products : ByDots<FORMAT> {};
+template <> struct Products<BRAIN> : ByColumns<BRAIN> {};
+#else
+template <int FORMAT> struct Products : ByColumns<FORMAT> {};
+#endif
