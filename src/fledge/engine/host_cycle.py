@@ -226,13 +226,14 @@ class HostCycle:
             self._served = []
         self._end.settle(running, [])
         nodes = start - len(running)
-        draft_plan = DraftPlan(plan.depth, 1, nodes) if plan.depth else PLAIN
+        target_s = verified - drafted
+        draft_s = drafted - started if plan.depth else 0.0
         report = CycleReport(
-            plan=draft_plan,
+            plan=DraftPlan(plan.depth, 1, nodes) if plan.depth else PLAIN,
             load=Load(num_requests=len(running)),
-            target_s=verified - drafted,
-            draft_s=drafted - started if plan.depth else 0.0,
-            other_s=0.0,
+            target_s=target_s,
+            draft_s=draft_s,
+            other_s=time.perf_counter() - started - target_s - draft_s,
             emitted=result.num_emitted,
             reached_D=result.reached_at_depth,
             accepted_D=result.accepted_at_depth,
@@ -240,8 +241,6 @@ class HostCycle:
             num_copies_accepted=result.num_copies_accepted,
             num_extended=made.num_extended,
         )
-        now = time.perf_counter()
-        report = replace(report, other_s=now - started - report.target_s - report.draft_s)
         planner = self._planner
         if isinstance(planner, AdaptiveChains):
             self._end.stats.count_cycle(report)

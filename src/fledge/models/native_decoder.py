@@ -113,6 +113,8 @@ class NativeDecoder:
             describe_rows(paged[0], kept),
             views,
             len(paged),
+            None,
+            None,
             stream_TD.data_ptr(),
             features_TF.data_ptr(),
             features_TF.shape[1],
@@ -120,7 +122,6 @@ class NativeDecoder:
             kept.pointer(logit_rows_R),
             num_logits,
             logits_RV.data_ptr(),
-            None,
             None,
         )
         decoder = self.layers_over(memory, stream_TD, tuple(taps))

@@ -107,7 +107,8 @@ class NativeDrafts:
         c.feature_slots = slots.ctypes.data
         c.depth, c.least = depth, least
         c.draws = None if draws is None else self._draws.address
-        self._draws.write(draws or ())
+        if draws is not None:
+            self._draws.write(draws)
         self._copied[: len(chains)] = -1
         for rival in rivals:
             self._copied[rival.place], self._limits[rival.place] = rival.token_id, rival.limit

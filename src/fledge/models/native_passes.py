@@ -8,18 +8,18 @@ Legend: T rows, D hidden size, F tapped features, V vocabulary.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fledge.contracts.errors import CapacityError
 from fledge.models.native_decoder import NativeDecoder, repeat_taps
 from fledge.ops.kv import KVMemory
 from fledge.ops.native_chains import ChainRows, TokenChain
 from fledge.ops.native_structs import CPass, CView
-from fledge.ops.native_walk import Draw, NativeWalk
+from fledge.ops.native_walk import NO_TOKEN, Draw, NativeWalk
 from fledge.ops.paged import BlockTables
 
 
@@ -29,7 +29,7 @@ class ChainPasses:
     def __init__(
         self,
         native: NativeDecoder,
-        embed: Callable[[Tensor], Tensor],
+        embed: nn.Embedding,
         memory: KVMemory,
         tables: BlockTables,
         taps: Sequence[int],
@@ -43,12 +43,17 @@ class ChainPasses:
         self._memory = memory
         self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
         size = native.hidden_size
+        self._stream_TD = torch.empty(max_rows, size)
         self._final_TD = torch.empty(max_rows, size)
         self.features_XF = torch.empty(num_features + max_rows, size * len(self._taps))
         """What the taps leave: rows that were kept, then those of the last pass."""
 
+        self._features_address = self.features_XF.data_ptr()
+        self._bytes_of_features = self.features_XF.shape[1] * self.features_XF.element_size()
+        # Some families scale embeddings, and some heads are told them: that is done here.
+        self._looks_up_tokens = _is_table(embed) and 0 not in self._taps
+        self._repeats_taps = len(set(self._taps)) < len(self._taps)
         self._tokens = np.zeros(max_rows, dtype=np.int64)
-        self._logits = np.zeros(max_rows, dtype=np.float32)
         self._walk = NativeWalk(native.library, self.rows)
         self._logits_TV = torch.empty(0, native.vocab_size)
         views = self.rows.views(tables, native.windows)
@@ -56,7 +61,9 @@ class ChainPasses:
             self.rows.c,
             (CView * len(views))(*views),
             len(views),
-            None,
+            self.rows.tokens_address if self._looks_up_tokens else None,
+            embed.weight.data_ptr() if self._looks_up_tokens else None,
+            self._stream_TD.data_ptr(),
             None,
             self.features_XF.shape[1],
             self._final_TD.data_ptr(),
@@ -64,7 +71,6 @@ class ChainPasses:
             0,
             None,
             self._tokens.ctypes.data,
-            self._logits.ctypes.data,
         )
 
     def run(
@@ -85,10 +91,9 @@ class ChainPasses:
         if draws is not None and logits_TV is not None:
             return self._walk.run(logits_TV, chains, draws)
         tokens: list[int | None] = self._tokens[:num_rows].tolist()
-        is_good = np.isfinite(self._logits[:num_rows])
-        if is_good.all():
-            return tokens
-        return [token if good else None for token, good in zip(tokens, is_good, strict=True)]
+        if NO_TOKEN in tokens:
+            return [None if token == NO_TOKEN else token for token in tokens]
+        return tokens
 
     def _room_for_logits(self, num_rows: int) -> Tensor:
         if self._logits_TV.shape[0] < num_rows:
@@ -96,21 +101,29 @@ class ChainPasses:
         return self._logits_TV[:num_rows]
 
     def _run_pass(self, num_rows: int, logits_TV: Tensor | None, features_at: int) -> None:
-        stream_TD = self._embed(self.rows.tokens_T[:num_rows])
-        c = self._c
-        c.rows = self.rows.c
-        c.stream, c.num_logit_rows = stream_TD.data_ptr(), num_rows
+        c, size = self._c, self._native.hidden_size
+        c.rows, c.num_logit_rows = self.rows.c, num_rows
+        c.features = self._features_address + features_at * self._bytes_of_features
         c.logits = None if logits_TV is None else logits_TV.data_ptr()
-        if self._taps:
-            features_TF = self.features_XF[features_at : features_at + num_rows]
-            c.features = features_TF.data_ptr()
+        if not self._looks_up_tokens:
+            stream_TD = self._stream_TD[:num_rows]
+            stream_TD.copy_(self._embed(self.rows.tokens_T[:num_rows]))
             if 0 in self._taps:
-                place = self._taps.index(0) * stream_TD.shape[1]
-                features_TF[:, place : place + stream_TD.shape[1]] = stream_TD
-        decoder = self._native.layers_over(self._memory, stream_TD, self._taps)
+                place = self._taps.index(0) * size
+                features_TF = self.features_XF[features_at : features_at + num_rows]
+                features_TF[:, place : place + size] = stream_TD
+        decoder = self._native.layers_over(self._memory, self._stream_TD, self._taps)
         failed = self._native.library.run_pass(
             ctypes.byref(decoder), ctypes.byref(c), torch.get_num_threads()
         )
         if failed:
             raise CapacityError(f"there is no memory left for a pass of {num_rows} tokens.")
-        repeat_taps(self.features_XF[features_at : features_at + num_rows], self._taps)
+        if self._repeats_taps:
+            repeat_taps(self.features_XF[features_at : features_at + num_rows], self._taps)
+
+
+def _is_table(embed: nn.Embedding) -> bool:
+    """Whether embeddings are rows of a table and nothing else."""
+    weight = embed.weight
+    is_plain = type(embed) is nn.Embedding and embed.max_norm is None
+    return is_plain and weight.dtype == torch.float32 and weight.is_contiguous()

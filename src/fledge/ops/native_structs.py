@@ -91,6 +91,8 @@ class CPass(ctypes.Structure):
         ("rows", CRows),
         ("views", ctypes.POINTER(CView)),
         ("num_views", _number),
+        ("tokens", _pointer),
+        ("embedding", _pointer),
         ("stream", _pointer),
         ("features", _pointer),
         ("features_stride", _number),
@@ -99,7 +101,6 @@ class CPass(ctypes.Structure):
         ("num_logit_rows", _number),
         ("logits", _pointer),
         ("best_tokens", _pointer),
-        ("best_logits", _pointer),
     )
 
 

@@ -21,7 +21,7 @@ from fledge.ops.native_library import NativeLibrary
 from fledge.ops.native_structs import CWalk
 from fledge.ops.sampling import make_sampling_batch, sample
 
-_NO_TOKEN, _UNSURE = -1, -2
+NO_TOKEN, _UNSURE = -1, -2
 _DRAW = np.dtype(
     [
         ("temperature", np.float64),
@@ -129,7 +129,7 @@ def _settled(
         is_unsure |= token == _UNSURE
         if is_unsure:
             said[row] = _ask_twin(logits_TV[row], draw.params, draw.position + row)
-        elif token == _NO_TOKEN:
+        elif token == NO_TOKEN:
             said[row] = None
         if row + 1 == len(said) or said[row] != chain.token_ids[row + 1]:
             break

@@ -209,7 +209,8 @@ void attend_items(const Layer& layer, const Work& work, Share items, int thread)
     int64_t count = work.rows->num_rows;
     float* scores = work.scores + thread * work.longest;
     for (int64_t i = items.begin; i < items.end; i++) {
-        int64_t t = i / heads.num_heads, h = i % heads.num_heads, place = layer.view * count + t;
+        // Heads that see the same keys one after the other, each for all rows: the keys stay near.
+        int64_t t = i % count, h = i / count, place = layer.view * count + t;
         attend(heads, work.product + t * layer.qkv.num_rows + h * heads.size, h, layer.keys,
                layer.values, work.slots + place * work.longest, work.counts[place], scores,
                work.attended + (t * heads.num_heads + h) * heads.size);

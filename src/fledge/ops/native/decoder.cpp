@@ -12,15 +12,16 @@ struct Pass {
     Rows rows;
     const View* views;
     int64_t num_views;
-    float* stream;    // [rows, hidden]: embeddings; what the layers leave
+    const int64_t* tokens;   // with their embeddings, or where they are missing:
+    const float* embedding;  // [vocabulary, hidden]
+    float* stream;  // [rows, hidden]: embeddings; what the layers leave
     float* features;  // [rows, features_stride]
     int64_t features_stride;
     float* final;  // [rows, hidden]: behind the last norm
     const int64_t* logit_rows;  // all where it is missing
     int64_t num_logit_rows;
     float* logits;  // or, where they are missing:
-    int64_t* best_tokens;  // the token with the largest logit of each row, and that logit
-    float* best_logits;
+    int64_t* best_tokens;  // the token with the largest logit of each row; -1 if it is no number
 };
 
 // A pass of a draft head: one layer over embeddings and hidden states side by side.
@@ -58,6 +59,9 @@ void run_layers(Member& me, const Decoder& decoder, const Pass& pass, const Work
     me.work(shares, [&](int64_t i) {
         Share rows = share_of(count, i, shares);
         find_slots_of(work, rows);
+        for (int64_t t = rows.begin; t < rows.end && pass.tokens != nullptr; t++)
+            memcpy(pass.stream + t * hidden, pass.embedding + pass.tokens[t] * hidden,
+                   size_t(hidden) * sizeof(float));
         add_and_norm(nullptr, {}, pass.stream, decoder.layers[0].before_attention, work.normed,
                      hidden, rows);
     });
@@ -97,8 +101,7 @@ void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Wor
     if (pass.logits == nullptr) {
         find_best(me, matrix, from, hidden, count, Search{}, room, [&](const Best* best) {
             for (int64_t r = 0; r < count; r++) {
-                pass.best_tokens[r] = best[r].index;
-                pass.best_logits[r] = best[r].value;
+                pass.best_tokens[r] = is_number(best[r]) ? best[r].index : -1;
             }
         });
         return;
