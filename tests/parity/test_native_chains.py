@@ -60,9 +60,11 @@ def _begun(
     return engine, sequences
 
 
+@pytest.mark.parametrize("architecture", ["llama-tied", "gemma3-hybrid"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_best_tokens_are_those_of_the_logits(count: int) -> None:
-    target = target_of(tiny_model("llama-tied"))
+def test_best_tokens_are_those_of_the_logits(architecture: str, count: int) -> None:
+    """Of embeddings that a pass looks up itself, and of those that their family scales."""
+    target = target_of(tiny_model(architecture))
     engine, sequences = _begun(target, count)
     passes = engine._cycle.host._passes
     assert passes is not None

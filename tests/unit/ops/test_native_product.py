@@ -74,6 +74,48 @@ def test_products_in_every_format(
     assert matrix(x[17:20]).equal(whole[17:20])
 
 
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize("outlier", [1.0, 300.0])
+def test_products_are_as_exact_as_float32(
+    library: NativeLibrary, form: Format, outlier: float
+) -> None:
+    """Against float64, also where a few columns are much larger than the others."""
+    weight = _weights(form, 256, 576, seed=1)
+    x = torch.randn(24, 576, generator=torch.Generator().manual_seed(2))
+    x[:, ::97] *= outlier
+    exact = x.double() @ weight.double().t()
+    ours, torchs = (
+        (found - exact).square().mean().sqrt()
+        for found in (NativeMatrix(library, weight)(x).double(), (x @ weight.t()).double())
+    )
+    assert ours < 2 * torchs
+
+
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e-20, 1e20, 1e30])
+def test_products_of_any_size(library: NativeLibrary, form: Format, size: float) -> None:
+    weight = _weights(form, 40, 96)
+    x = torch.randn(5, 96) * size
+    found, exact = NativeMatrix(library, weight)(x), x.double() @ weight.double().t()
+    largest = float((x.abs().double() @ weight.abs().double().t()).max())
+    assert float((found - exact).abs().max()) <= 1e-6 * largest + 1e-36
+
+
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_stays_in_its_row(
+    library: NativeLibrary, form: Format, bad: float
+) -> None:
+    weight = _weights(form, 40, 96)
+    x = torch.randn(7, 96)
+    wanted = NativeMatrix(library, weight)(x)
+    x[3, 50] = bad
+    found = NativeMatrix(library, weight)(x)
+    others = [0, 1, 2, 4, 5, 6]
+    assert found[others].equal(wanted[others])
+    assert not found[3][weight[:, 50] != 0].isfinite().any()
+
+
 def test_rows_of_odd_length_stay_floats(library: NativeLibrary) -> None:
     weight = torch.randn(13, 41)
     matrix, x = NativeMatrix(library, weight), torch.randn(9, 41)
@@ -150,9 +192,12 @@ def test_a_compiler_that_fails_is_said(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are kinds of x86-64")
-@pytest.mark.parametrize("kind", ["x86-64", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(
+    "kind", ["x86-64", "x86-64-v3", "alderlake", "x86-64-v4", "icelake-server"]
+)
 def test_every_kind_of_processor_has_kernels(kind: str, tmp_path: Path) -> None:
-    """Without AVX, with AVX2 and with AVX-512: tests run only what this processor is of."""
+    """Without AVX, with AVX2 and AVX-512, with dots of bytes and without: tests run only what this
+    processor is of."""
     compiler = find_compiler()
     assert compiler is not None
     source = Path(native_library_module.__file__).parent / "native" / "decoder.cpp"
