@@ -1,8 +1,9 @@
-// Rows of x for products, and what of them packed weights are multiplied with: whole numbers.
+// Rows of x for products, and what packed weights need to know of them beside.
 //
-// Codes are whole numbers of few bits. Made whole numbers as well, 32 columns of x are multiplied with them
-// and summed up without any rounding, four bytes at a time. What is rounded is x, to 22 or 23 bits of
-// the largest of the 32, and then one sum for 32 columns: together not more than 32 float32 sums round.
+// Codes are whole numbers of few bits. Where processors multiply bytes, 32 columns of x become whole numbers
+// too. They are multiplied with codes and summed up without any rounding, four columns at a time. What is
+// rounded is x, to 22 or 23 bits of the largest of the 32, and one sum for 32 columns: together about what 32
+// float32 sums round.
 #pragma once
 
 #include "units.h"
@@ -18,6 +19,8 @@ struct Factors {
     }
 };
 
+#if HAS_BYTE_DOTS
+
 constexpr int LARGEST_FACTOR = 127 * 65536 + 127 * 256 + 127;  // of three digits from -128 to 127
 
 // A digit in the lowest byte of each lane; the highest is digit 0.
@@ -25,34 +28,41 @@ INLINE VI digit_of(VI number, int digit) {
     return digit == 2 ? number : (number + (digit == 1 ? 0x80 : 0x8080)) >> (digit == 1 ? 8 : 16);
 }
 
-// The power of two whose multiples the numbers become, by the bits of the largest of them; none if one of
-// them is not finite. Numbers below 2^-100 become multiples of 2^-122.
-INLINE float scale_of(int32_t largest_bits) {
-    if (largest_bits >= 0x7f800000) return NAN;
-    int32_t exponent = largest_bits >> 23;
-    bool is_high = (largest_bits & 0x7fffff) > (LARGEST_FACTOR - 0x400000) * 2;
-    int32_t found = exponent - 22 + (is_high ? 1 : 0);
-    int32_t bits = (found < 5 ? 5 : found) << 23;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return scale;
+// The exponent of the power of two whose multiples the numbers become, by the bits of the largest of
+// them. Numbers below 2^-100 become multiples of 2^-122.
+INLINE int32_t exponent_of_scale(int32_t largest_bits) {
+    int32_t is_high = (largest_bits & 0x7fffff) > (LARGEST_FACTOR - 0x400000) * 2;
+    int32_t exponent = (largest_bits >> 23) - 22 + is_high;
+    return exponent < 5 ? 5 : exponent;
 }
 
-static void prepare_unit(const float* x, bool has_offsets, FactorUnit& unit) {
+INLINE float power_of_two(int32_t exponent) {
+    int32_t bits = exponent << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return power;
+}
+
+template <bool HAS_OFFSETS> INLINE void prepare_unit(const float* x, FactorUnit& unit) {
     constexpr int PARTS = UNIT / LANES;
     typedef int8_t Bytes __attribute__((vector_size(LANES)));
     V own[PARTS];
     VI largest = {};
+#pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
         own[part] = load(x + part * LANES);
         VI size = (VI)own[part] & 0x7fffffff;
         largest = size > largest ? size : largest;
     }
-    unit.scale = scale_of(join_lanes(largest, [](auto a, auto b) { return a > b ? a : b; }));
-    float per_scale = 1.0f / unit.scale;
+    int32_t bits = join_lanes(largest, [](auto a, auto b) { return a > b ? a : b; });
+    int32_t exponent = exponent_of_scale(bits);
+    float per_scale = power_of_two(254 - exponent);
+    // Where one of the numbers is not finite, no product is.
+    unit.scale = bits < 0x7f800000 ? power_of_two(exponent) : NAN;
     auto added = [](auto a, auto b) { return a + b; };
     VI sum = {};
     VI digit_sums[3][2] = {};
+#pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
         V scaled = own[part] * per_scale;
         V half = (V)(((VI)scaled & INT32_MIN) | (VI)all_of(0.5f));
@@ -63,15 +73,33 @@ static void prepare_unit(const float* x, bool has_offsets, FactorUnit& unit) {
             VI words = digit_of(number, digit);
             Bytes bytes = __builtin_convertvector(words, Bytes);
             memcpy(unit.digits[digit] + part * LANES, &bytes, LANES);
-            if (has_offsets) digit_sums[digit][2 * part >= PARTS] += words << 24 >> 24;
+            if (HAS_OFFSETS) digit_sums[digit][2 * part >= PARTS] += words << 24 >> 24;
         }
     }
     unit.sum = float(join_lanes(sum, added)) * unit.scale;
-    if (!has_offsets) return;
+    if (!HAS_OFFSETS) return;
     for (int digit = 0; digit < 3; digit++) {
         unit.half[digit] = -128 * join_lanes(digit_sums[digit][0], added);
         unit.whole[digit] = unit.half[digit] - 128 * join_lanes(digit_sums[digit][1], added);
     }
+}
+
+#else
+
+// Columns are multiplied as they are: only their sum is asked for.
+template <bool HAS_OFFSETS> INLINE void prepare_unit(const float* x, FactorUnit& unit) {
+    V sum = load(x);
+    for (int at = LANES; at < UNIT; at += LANES) sum += load(x + at);
+    unit.sum = fold(sum);
+}
+
+#endif
+
+template <bool HAS_OFFSETS>
+static void prepare_rows(const Factors& factors, FactorUnit* units) {
+    for (int64_t t = 0; t < factors.num_rows; t++)
+        for (int64_t u = 0; u < factors.num_units; u++, units++)
+            prepare_unit<HAS_OFFSETS>(factors.x + t * factors.stride + u * UNIT, *units);
 }
 
 // The factors of one product, made by each thread that has a part in it when it begins with the first.
@@ -91,17 +119,17 @@ class OwnFactors {
         bool is_packed = false, has_offsets = false;
         for (int p = 0; p < matrix_.num_pieces; p++) {
             int format = matrix_.pieces[p].format;
-            is_packed |= format != FLOATS && format != BRAIN;
-            has_offsets |= HAS_BYTE_DOTS && (format == EIGHT_HALF || format == EIGHT_FINE);
+            bool has_least = format == FOUR_HALF || format == FOUR_FLOAT;
+            bool has_bytes = HAS_BYTE_DOTS && (format == EIGHT_HALF || format == EIGHT_FINE);
+            is_packed |= has_least || has_bytes;
+            has_offsets |= has_bytes;
         }
         if (!is_packed) return;
         int64_t count = factors_.num_rows * factors_.num_units;
         if (int64_t(near_.units.size()) < count) near_.units.resize(size_t(count));
-        FactorUnit* unit = near_.units.data();
-        factors_.units = unit;
-        for (int64_t t = 0; t < factors_.num_rows; t++)
-            for (int64_t u = 0; u < factors_.num_units; u++, unit++)
-                prepare_unit(factors_.x + t * factors_.stride + u * UNIT, has_offsets, *unit);
+        factors_.units = near_.units.data();
+        if (has_offsets) prepare_rows<true>(factors_, near_.units.data());
+        else prepare_rows<false>(factors_, near_.units.data());
     }
 
     const Matrix& matrix_;
