@@ -28,7 +28,7 @@ from fledge.contracts.recipe import DEFAULT_TARGET
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import DEFAULT_HEAD
 
-_MAX_TOKENS = 64
+_MAX_TOKENS = 128
 _TEMPLATE_TOKENS = 1024
 """Room for what a chat template puts around a prompt, and for drafts."""
 

@@ -6,13 +6,14 @@ from fledge.contracts.errors import ArtifactError
 
 PROMPTS = (
     "In three sentences, explain how a young eagle learns to fly.",
-    "Anna reads 12 pages a day. How long does a book of 180 pages take her? Think step by step.",
+    "A train travels at 60 miles an hour for 3 hours. How far does it go?",
     "Write a Python function that returns the largest of three numbers.",
     "Name three rivers, with one fact about each.",
     "A box holds 24 eggs and 5 of them are broken. How many are whole in three such boxes?",
     "Write a Python function that counts the vowels in a string.",
 )
-"""Two each of chat, math and code: the kinds of task that heads are chosen on."""
+"""Two each of chat, math and code, the kinds of task that heads are chosen on. The default target's
+answers do not go in circles, which would be easy to draft."""
 
 
 def read_prompt_file(path: Path) -> tuple[str, ...]:
