@@ -11,6 +11,7 @@ may look: `leave` hands it over.
 
 import time
 from dataclasses import replace
+from functools import cache
 
 from fledge.contracts.settings import EngineSettings
 from fledge.engine.cache import PagedCache
@@ -229,8 +230,8 @@ class HostCycle:
         target_s = verified - drafted
         draft_s = drafted - started if plan.depth else 0.0
         report = CycleReport(
-            plan=DraftPlan(plan.depth, 1, nodes) if plan.depth else PLAIN,
-            load=Load(num_requests=len(running)),
+            plan=_chain_plan(plan.depth, nodes) if plan.depth else PLAIN,
+            load=_load_of(len(running)),
             target_s=target_s,
             draft_s=draft_s,
             other_s=time.perf_counter() - started - target_s - draft_s,
@@ -248,6 +249,17 @@ class HostCycle:
             planner.observe(report, made.num_levels, outcomes)
         else:
             self._end.report(report)
+
+
+# The same few come again and again.
+@cache
+def _chain_plan(depth: int, nodes: int) -> DraftPlan:
+    return DraftPlan(depth, 1, nodes)
+
+
+@cache
+def _load_of(num_requests: int) -> Load:
+    return Load(num_requests=num_requests)
 
 
 def _is_same(one: Sequence, other: Sequence) -> bool:

@@ -74,6 +74,7 @@ class HostDrafts:
             features_layer=FEATURES,
             max_requests=max_requests,
             max_rows=max_requests * _MOST_UNREAD,
+            max_features=waiting.most,
             max_depth=max_depth,
         )
 

@@ -32,6 +32,11 @@ class TokenHistory:
     def __init__(self) -> None:
         self._tokens = np.zeros(_FIRST_ROOM, dtype=np.int64)
         self._count = 0
+        self._known: set[int] = set()
+        """Hashes of all runs of LEAST_MATCH tokens but the newest one: mostly it is not among
+        them, and nothing has to be searched."""
+
+        self._newest: int | None = None
 
     def find(self, token_ids: Sequence[int], count: int) -> Copy | None:
         """So many tokens to go on with; None where too few of the newest stood together before.
@@ -39,6 +44,8 @@ class TokenHistory:
         `token_ids` are those of the last call, and what came since.
         """
         self._take(token_ids)
+        if self._newest not in self._known:
+            return None
         last, tokens = self._count - 1, self._tokens
         ends = np.flatnonzero(tokens[:last] == tokens[last])
         match_len = 1
@@ -61,4 +68,8 @@ class TokenHistory:
             grown[: self._count] = self._tokens[: self._count]
             self._tokens = grown
         self._tokens[self._count : count] = token_ids[self._count :]
+        for end in range(max(self._count, LEAST_MATCH - 1) + 1, count + 1):
+            if self._newest is not None:
+                self._known.add(self._newest)
+            self._newest = hash(tuple(token_ids[end - LEAST_MATCH : end]))
         self._count = count

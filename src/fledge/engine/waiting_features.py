@@ -25,12 +25,21 @@ class WaitingFeatures:
 
     def __init__(self, rows_XF: Tensor, drafter: HeadDrafter, cache: PagedCache) -> None:
         self._rows_XF, self._drafter, self._cache = rows_XF, drafter, cache
+        self._views: dict[int, Tensor] = {}
         self.slots: list[int] = []
         """Of the rows that wait, in their order."""
 
     @property
+    def most(self) -> int:
+        """Rows that there is room for."""
+        return len(self._rows_XF)
+
+    @property
     def features_NF(self) -> Tensor:
-        return self._rows_XF[: len(self.slots)]
+        count = len(self.slots)
+        if count not in self._views:  # many a cycle asks, and always for few
+            self._views[count] = self._rows_XF[:count]
+        return self._views[count]
 
     def keep(self, sequences: Many[Sequence], chains: Many[TokenChain], before: Many[int]) -> None:
         """A pass left its rows behind those that wait; those of committed tokens wait too.

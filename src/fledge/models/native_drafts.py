@@ -10,7 +10,7 @@ Legend: B requests, T rows, N rows of features, F their width.
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from fledge.ops.native_structs import CChain, CDecoder
 from fledge.ops.native_walk import Draw, NativeDraws
 from fledge.ops.noised_top import DROPPED, SCALE, num_candidates
 from fledge.ops.paged import BlockTables
+
+_T = TypeVar("_T")
 
 
 class ChainDrafts(NamedTuple):
@@ -64,12 +66,15 @@ class NativeDrafts:
         features_layer: int,
         max_requests: int,
         max_rows: int,
+        max_features: int,
         max_depth: int,
     ) -> None:
         """`features_layer` is where fused features are in the head's memory."""
         self._head, self._memory = head, memory
         self._features_layer = features_layer
         self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
+        self._slots = np.zeros(max_features, dtype=np.int64)
+        self._slots_address = self._slots.ctypes.data
         self._copied = np.zeros(max_requests, dtype=np.int64)
         self._limits = np.zeros(max_requests, dtype=np.float32)
         self._draws = NativeDraws(max_requests)
@@ -100,11 +105,12 @@ class NativeDrafts:
         """
         self.rows.write(chains)
         c, decoder = self._described(features_NF)
-        slots = np.array(feature_slots, dtype=np.int64)
+        num_features = len(feature_slots)
+        self._slots[:num_features] = feature_slots
         features_NF = self._head.fusion_input(features_NF)
         c.rows = self.rows.c
-        c.features, c.num_features = features_NF.data_ptr(), len(slots)
-        c.feature_slots = slots.ctypes.data
+        c.features, c.num_features = features_NF.data_ptr(), num_features
+        c.feature_slots = self._slots_address
         c.depth, c.least = depth, least
         c.draws = None if draws is None else self._draws.address
         if draws is not None:
@@ -117,11 +123,10 @@ class NativeDrafts:
         )
         if failed:
             raise MemoryError(f"no memory for a head's step over {self.rows.c.num_rows} tokens")
-        count, levels = len(chains), int(self._num_levels[0])
-        shape, end = (levels, count), levels * count
+        count, end = len(chains), int(self._num_levels[0]) * len(chains)
         return ChainDrafts(
-            self._tokens[:end].reshape(shape).tolist(),
-            self._probabilities[:end].reshape(shape).tolist(),
+            _by_level(self._tokens[:end].tolist(), count),
+            _by_level(self._probabilities[:end].tolist(), count),
         )
 
     def _described(self, like: Tensor) -> tuple[CChain, CDecoder]:
@@ -156,3 +161,7 @@ class NativeDrafts:
         )
         self._version = decoder
         return self._c, decoder
+
+
+def _by_level(values: list[_T], count: int) -> list[list[_T]]:
+    return [values[start : start + count] for start in range(0, len(values), count)]
