@@ -28,8 +28,13 @@ _CLEARLY_BETTER = 1.02
 _PLAIN_EVERY = 128
 """Cycles with drafts between two without: what plain decoding takes may change."""
 
-_FRESH_CYCLES = 8
-"""Cycles with drafts for requests that are all new, whatever those before them yielded."""
+_FIRST_CYCLES = 8
+"""Cycles with drafts for requests that are all new, whatever those before them yielded; fewer after
+several that were given up."""
+
+_MANY_GIVEN_UP = 4
+_SURE_CYCLES = 16
+"""Cycles with drafts that pay before those given up are forgotten."""
 
 _FEW_ROWS = 4
 """Of a pass with a usual chain."""
@@ -89,13 +94,20 @@ class AdaptiveChains:
         self._num_since_begun = 0
         self._saved_s = 0.0
         self._since_plain = 0
-        self._fresh_left = 0
+        self._num_given_up = 0
         self._trust, self._trust_in_copies = Trust(is_modest=not is_sampled), Trust()
         self._num_drafting = self._num_plain = 0
 
     def begin(self) -> None:
-        """All requests are new: what those before them said may be easier or harder to guess."""
-        self._fresh_left = _FRESH_CYCLES
+        """All requests are new: what those before them said may have been easier or harder.
+
+        After many whose drafts were given up, what was saved without drafts has to pay for it.
+        """
+        if self._is_drafting and self._gain < 1.0:
+            self._num_given_up += 1
+            self._is_drafting = False
+        if self._num_given_up <= _MANY_GIVEN_UP or self._saved_s > self._likely_loss_s:
+            self._is_drafting, self._num_since_begun = True, 0
 
     def choose(self) -> ChainPlan:
         if self._num_plain < _FIRST_PLAIN:
@@ -105,13 +117,13 @@ class AdaptiveChains:
             if self._since_plain > _PLAIN_EVERY:
                 self._since_plain = 0
                 return NO_CHAINS
-            self._fresh_left = max(0, self._fresh_left - 1)
             return self._plan()
-        likely_loss_s = self._drafting.cycle_s - self._drafting.per_cycle * self._plain.token_s
-        if self._fresh_left or self._saved_s > likely_loss_s:
-            self._fresh_left = max(0, self._fresh_left - 1)
-            return self._plan()
-        return NO_CHAINS
+        return self._plan() if self._saved_s > self._likely_loss_s else NO_CHAINS
+
+    @property
+    def _likely_loss_s(self) -> float:
+        """Of one cycle with drafts."""
+        return self._drafting.cycle_s - self._drafting.per_cycle * self._plain.token_s
 
     def _plan(self) -> ChainPlan:
         token_s = 0.6 * self._plain.token_s
@@ -157,19 +169,31 @@ class AdaptiveChains:
         self._trust_in_copies.add([one for one in outcomes if one.is_copied])
         if self._num_drafting > 1:
             self._drafting.add(report.emitted, cycle_s)
-        if not self._is_drafting:
+        if not self._is_drafting or self._num_given_up > _MANY_GIVEN_UP:
             self._saved_s -= max(0.0, cycle_s - report.emitted * self._plain.token_s)
         self._decide()
 
-    def _decide(self) -> None:
+    @property
+    def _gain(self) -> float:
+        """Of drafts over plain decoding; 1 where nothing is known."""
         if not (self._drafting.is_known and self._plain.is_known):
+            return 1.0
+        return self._plain.token_s / self._drafting.token_s
+
+    def _decide(self) -> None:
+        gain = self._gain
+        if not self._is_drafting:
+            if gain > _CLEARLY_BETTER:
+                self._is_drafting, self._num_since_begun = True, 0
             return
-        gain = self._plain.token_s / self._drafting.token_s
-        if self._is_drafting:
-            self._num_since_begun += 1
-            self._is_drafting = gain >= 1.0 - _DOUBT / self._num_since_begun
-        elif gain > _CLEARLY_BETTER:
-            self._is_drafting, self._num_since_begun = True, 0
+        self._num_since_begun += 1
+        is_first = self._num_since_begun < _FIRST_CYCLES / max(1, self._num_given_up)
+        doubt = _DOUBT / (1 + self._num_given_up)
+        if not is_first and gain < 1.0 - doubt / self._num_since_begun:
+            self._is_drafting = False
+            self._num_given_up += 1
+        elif gain > _CLEARLY_BETTER and self._num_since_begun >= _SURE_CYCLES:
+            self._num_given_up = 0
 
     def state(self) -> dict[str, object]:
         plan = self._plan() if self._is_drafting else NO_CHAINS
@@ -184,7 +208,7 @@ class AdaptiveChains:
                 "least_copied": plan.least_copied,
                 "acceptance_at_probability": self._trust.shares(),
                 "acceptance_of_copies": self._trust_in_copies.shares(),
-                "measured_gain": self._plain.token_s / self._drafting.token_s if is_known else None,
+                "measured_gain": self._gain if is_known else None,
                 "plain_cycles": self._num_plain,
                 "drafting_cycles": self._num_drafting,
             }
