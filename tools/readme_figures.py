@@ -2,7 +2,7 @@
 
 A block begins with a comment that names the files, and ends with another:
 
-    <!-- demo 2026-11-16-demo-smollm2-cpu.json -->      what `fledge demo --json` printed
+    <!-- demo 2026-11-17-demo-smollm2-cpu.json -->      what `fledge demo --json` printed
     <!-- table FILE.json FILE.json ... -->              demos, scorecards of select, benches
     <!-- end -->
 
