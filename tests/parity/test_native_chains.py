@@ -87,6 +87,7 @@ def test_best_tokens_are_those_of_the_logits(architecture: str, count: int) -> N
     assert best == output.logits_RV.argmax(dim=-1).tolist()
     assert output.features_TF is not None
     assert torch.equal(features, output.features_TF)
+    assert not passes._stream_TD.requires_grad, "a graph would grow with every pass"
 
 
 class _Drafts:

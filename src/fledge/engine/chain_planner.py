@@ -161,7 +161,8 @@ class AdaptiveChains:
             self._num_plain += 1
             if self._num_plain > 1:  # the first one touches new memory
                 self._plain.add(report.emitted, cycle_s)
-            self._saved_s = min(self._saved_s + _PROBING_SHARE * cycle_s, _MOST_SAVED_S)
+            most_s = max(_MOST_SAVED_S, 2.0 * self._likely_loss_s)
+            self._saved_s = min(self._saved_s + _PROBING_SHARE * cycle_s, most_s)
             return
         self._num_drafting += 1
         self._steps.add(num_levels, report.draft_s * scale)

@@ -101,17 +101,12 @@ class ChainPasses:
         return self._logits_TV[:num_rows]
 
     def _run_pass(self, num_rows: int, logits_TV: Tensor | None, features_at: int) -> None:
-        c, size = self._c, self._native.hidden_size
+        c = self._c
         c.rows, c.num_logit_rows = self.rows.c, num_rows
         c.features = self._features_address + features_at * self._bytes_of_features
         c.logits = None if logits_TV is None else logits_TV.data_ptr()
         if not self._looks_up_tokens:
-            stream_TD = self._stream_TD[:num_rows]
-            stream_TD.copy_(self._embed(self.rows.tokens_T[:num_rows]))
-            if 0 in self._taps:
-                place = self._taps.index(0) * size
-                features_TF = self.features_XF[features_at : features_at + num_rows]
-                features_TF[:, place : place + size] = stream_TD
+            self._embed_tokens(num_rows, features_at)
         decoder = self._native.layers_over(self._memory, self._stream_TD, self._taps)
         failed = self._native.library.run_pass(
             ctypes.byref(decoder), ctypes.byref(c), torch.get_num_threads()
@@ -120,6 +115,16 @@ class ChainPasses:
             raise CapacityError(f"there is no memory left for a pass of {num_rows} tokens.")
         if self._repeats_taps:
             repeat_taps(self.features_XF[features_at : features_at + num_rows], self._taps)
+
+    @torch.no_grad()
+    def _embed_tokens(self, num_rows: int, features_at: int) -> None:
+        stream_TD = self._stream_TD[:num_rows]
+        stream_TD.copy_(self._embed(self.rows.tokens_T[:num_rows]))
+        if 0 in self._taps:
+            size = self._native.hidden_size
+            place = self._taps.index(0) * size
+            features_TF = self.features_XF[features_at : features_at + num_rows]
+            features_TF[:, place : place + size] = stream_TD
 
 
 def _is_table(embed: nn.Embedding) -> bool:

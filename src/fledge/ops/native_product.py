@@ -20,7 +20,7 @@ from fledge.ops.native_library import NativeLibrary
 from fledge.ops.native_memory import WeightMemory
 
 _ROWS_OF_BLOCKS = 32
-"""Rows that lie together: with wide registers eight blocks, else four."""
+"""Rows that lie together: with wide registers two blocks, else four."""
 
 _COLUMNS_OF_UNIT = 32
 

@@ -175,6 +175,21 @@ def test_trying_new_requests_that_are_never_right_costs_little(
     assert machine.speed_up > 0.95
 
 
+@pytest.mark.parametrize("slowness", [1.0, 200.0])
+def test_slow_targets_find_back_after_many_hard_requests(slowness: float) -> None:
+    """However long a cycle takes that drafts in vain."""
+    machine = Machine(0.6, right=0.0)
+    machine.slowness = slowness
+    for _ in range(12):
+        machine.planner.begin()
+        machine.run(64)
+    machine.said = machine.right = 0.9
+    for _ in range(30):
+        machine.planner.begin()
+        machine.run(64)
+    assert sum(machine.lengths[-64:]) > 150
+
+
 def test_what_pays_again_is_believed_in_again() -> None:
     machine = Machine(0.6, right=0.0)
     machine.planner.begin()

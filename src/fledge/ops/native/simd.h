@@ -190,18 +190,6 @@ INLINE float half_to_float(uint16_t bits) {
 #endif
 }
 
-INLINE void halves_to_floats(const uint16_t* halves, int count, float* out) {
-    int i = 0;
-#if HAS_WIDE
-    for (; i + LANES <= count; i += LANES)
-        store(out + i, (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(halves + i))));
-#elif defined(__F16C__)
-    for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(halves + i))));
-#endif
-    for (; i < count; i++) out[i] = half_to_float(halves[i]);
-}
-
 // Signed bytes to floats.
 INLINE V bytes_to_floats(const uint8_t* bytes) {
 #if HAS_WIDE

@@ -196,38 +196,29 @@ static void tiles(const float* const* w, const float* x, int64_t x_stride, int n
     }
 }
 
-// Sums over some of the columns at a time: `prepare` says where rows of floats are for them.
-template <typename Prepare>
-static void by_columns(int64_t num_columns, const float* x, int64_t x_stride, int num_rows,
-                       Near& near, const Blocks& blocks, Prepare prepare) {
+// Blocks of rows of floats times rows of x, some of the columns at a time.
+static void float_rows(const float* w, int64_t num_columns, const float* x, int64_t x_stride,
+                       int num_rows, Near& near, const Blocks& blocks) {
+    Blocks own = blocks;
+    own.count *= BLOCK / TILE;
     bool is_whole = num_columns <= NEAR_COLUMNS;
-    const float* rows[NEAR_TILES * TILE];
     if (!is_whole)
-        for (int block = 0; block < blocks.count; block++)
+        for (int block = 0; block < own.count; block++)
             memset(near.sums[block], 0, sizeof(V) * size_t(num_rows) * TILE);
+    const float* rows[NEAR_TILES * TILE];
     for (int64_t k = 0; k < num_columns; k += NEAR_COLUMNS) {
         int64_t columns = num_columns - k < NEAR_COLUMNS ? num_columns - k : NEAR_COLUMNS;
-        prepare(k, columns, rows);
-        tiles(rows, x + k, x_stride, num_rows, columns, near, blocks, is_whole);
+        for (int r = 0; r < NEAR_TILES * TILE; r++) {
+            int64_t there = r < blocks.num_rows ? r : blocks.num_rows - 1;
+            rows[r] = w + there * num_columns + k;
+        }
+        tiles(rows, x + k, x_stride, num_rows, columns, near, own, is_whole);
     }
     if (is_whole) return;
-    for (int block = 0; block < blocks.count; block++) {
+    for (int block = 0; block < own.count; block++) {
         const V* sums = near.sums[block];
-        Sink sink = blocks.sink(block);
+        Sink sink = own.sink(block);
         for (int t = 0; t < num_rows; t++, sums += TILE)
             sink.put(t, fold4(sums[0], sums[1], sums[2], sums[3]));
     }
-}
-
-static void float_rows(const float* w, int64_t num_columns, const float* x, int64_t x_stride,
-                       int num_rows, Near& near, const Blocks& blocks) {
-    Blocks tiles = blocks;
-    tiles.count *= BLOCK / TILE;
-    by_columns(num_columns, x, x_stride, num_rows, near, tiles,
-               [&](int64_t k, int64_t, const float** rows) {
-                   for (int r = 0; r < NEAR_BLOCKS * BLOCK; r++) {
-                       int64_t there = r < blocks.num_rows ? r : blocks.num_rows - 1;
-                       rows[r] = w + there * num_columns + k;
-                   }
-               });
 }
