@@ -70,6 +70,7 @@ struct Work {
     int64_t* counts;
     int64_t longest;
     float *normed, *product, *attended, *fresh, *hidden_rows, *scores, *input;
+    FactorUnit* units;  // of one product at a time, where there are many rows
 };
 
 int64_t requests_of_rows(const Rows& rows, Row* found) {
@@ -92,6 +93,18 @@ int64_t widest(const Decoder& decoder, int64_t (*width)(const Layer&)) {
         most = one > most ? one : most;
     }
     return most;
+}
+
+// Rows from which on what lies between two products is shared out too.
+constexpr int64_t MANY_ROWS = 16;
+
+int64_t most_units(const Decoder& decoder) {
+    return widest(decoder, [](const Layer& l) {
+        int64_t most = 0;
+        for (const Matrix* one : {&l.qkv, &l.out, &l.gate_up, &l.down})
+            most = one->num_columns > most ? one->num_columns : most;
+        return most / UNIT;
+    });
 }
 
 // `num_ahead` rows more than these may be seen by rows that come later.
@@ -121,6 +134,7 @@ Work begin_work(const Decoder& decoder, const Rows& rows, const View* views, int
         count * widest(decoder, [](const Layer& l) { return int64_t(l.gate_up.num_rows); }));
     size_t scores = room.keep<float>(work.longest * num_threads);
     size_t input = room.keep<float>(count * 2 * decoder.hidden_size);
+    size_t units = room.keep<FactorUnit>(count > MANY_ROWS ? count * most_units(decoder) : 0);
     room.make();
     work.slots = room.at<int32_t>(slots);
     work.counts = room.at<int64_t>(counts);
@@ -131,11 +145,9 @@ Work begin_work(const Decoder& decoder, const Rows& rows, const View* views, int
     work.hidden_rows = room.at<float>(hidden_rows);
     work.scores = room.at<float>(scores);
     work.input = room.at<float>(input);
+    work.units = room.at<FactorUnit>(units);
     return work;
 }
-
-// Rows from which on what lies between two products is shared out too.
-constexpr int64_t MANY_ROWS = 16;
 
 // What follows a product row by row: by whoever ends it where rows are few, else by all.
 template <typename Part, typename Each>
@@ -144,6 +156,23 @@ void work_then_rows(Member& me, int64_t num_parts, Part part, int64_t num_rows, 
     me.work(num_parts, part);
     int64_t shares = me.parts_of(num_rows);
     me.work(shares, [&](int64_t i) { each(share_of(num_rows, i, shares)); });
+}
+
+// The factors of a product: of many rows made by all threads together, each row once.
+OwnFactors factors_of(Member& me, const Work& work, const Matrix& matrix, const float* x, int64_t stride,
+                      int64_t num_rows) {
+    Near& near = near_of_thread();
+    if (num_rows <= MANY_ROWS) return OwnFactors(matrix, x, stride, num_rows, near);
+    Factors factors = {x, stride, num_rows, work.units, matrix.num_columns / UNIT};
+    Asked asked = asked_by(matrix);
+    if (asked.is_any) {
+        int64_t shares = me.parts_of(num_rows);
+        me.work(shares, [&](int64_t i) {
+            Share rows = share_of(num_rows, i, shares);
+            prepare_rows(factors, asked, rows.begin, rows.end, work.units);
+        });
+    }
+    return OwnFactors(matrix, factors, near);
 }
 
 // The stream with `fresh` added to it, and that normed; either may be missing.
@@ -222,7 +251,7 @@ void attention(Member& me, const Layer& layer, const Work& work, const float* in
                int64_t input_size) {
     Near& near = near_of_thread();
     int64_t count = work.rows->num_rows, parts = me.parts_of(layer.qkv.num_rows / UNIT);
-    OwnFactors factors(layer.qkv, input, input_size, count, near);
+    OwnFactors factors = factors_of(me, work, layer.qkv, input, input_size, count);
     work_then_rows(
         me, parts,
         [&](int64_t part) {
@@ -241,7 +270,7 @@ void project(Member& me, const Layer& layer, const Work& work, const float* atte
              int64_t num_rows, Each each) {
     Near& near = near_of_thread();
     int64_t parts = me.parts_of(work.hidden / UNIT), width = layer.heads.num_heads * layer.heads.size;
-    OwnFactors factors(layer.out, attended, width, num_rows, near);
+    OwnFactors factors = factors_of(me, work, layer.out, attended, width, num_rows);
     work_then_rows(
         me, parts,
         [&](int64_t part) {
@@ -257,7 +286,7 @@ void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Eac
     const Matrix& both = layer.gate_up;
     int64_t width = both.num_rows, half = width / 2, blocks = blocks_of(both.pieces[0]);
     int64_t parts = me.parts_of(blocks);
-    OwnFactors normed(both, work.normed, work.hidden, num_rows, near);
+    OwnFactors normed = factors_of(me, work, both, work.normed, work.hidden, num_rows);
     me.work(parts, [&](int64_t part) {
         Share share = share_of_blocks(blocks, part, parts);
         for (int p = 0; p < 2; p++)
@@ -270,7 +299,7 @@ void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Eac
         }
     });
     int64_t shares = me.parts_of(work.hidden / UNIT);
-    OwnFactors gated(layer.down, work.hidden_rows, width, num_rows, near);
+    OwnFactors gated = factors_of(me, work, layer.down, work.hidden_rows, width, num_rows);
     work_then_rows(
         me, shares,
         [&](int64_t part) {

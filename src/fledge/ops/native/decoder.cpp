@@ -158,7 +158,7 @@ void run_step(Member& me, const Decoder& decoder, const Step& step, const Work& 
     });
 }
 
-constexpr int64_t PHASES_OF_LAYER = 8;
+constexpr int64_t PHASES_OF_LAYER = 12;
 constexpr int64_t OTHER_PHASES = 8;
 
 // Room for what each part of a search finds for each row.

@@ -2,8 +2,8 @@
 //
 // Codes are whole numbers of few bits. Where processors multiply bytes, 32 columns of x become whole numbers
 // too. They are multiplied with codes and summed up without any rounding, four columns at a time. What is
-// rounded is x, to 22 or 23 bits of the largest of the 32, and one sum for 32 columns: together about what 32
-// float32 sums round.
+// rounded is x, to 22 or 23 bits of the largest of the 32, and one sum for 32 columns. That is about what
+// float32 sums round; more only where a column is far larger than the others and hardly weighs.
 #pragma once
 
 #include "units.h"
@@ -95,18 +95,45 @@ template <bool HAS_OFFSETS> INLINE void prepare_unit(const float* x, FactorUnit&
 
 #endif
 
-template <bool HAS_OFFSETS>
-static void prepare_rows(const Factors& factors, FactorUnit* units) {
-    for (int64_t t = 0; t < factors.num_rows; t++)
-        for (int64_t u = 0; u < factors.num_units; u++, units++)
-            prepare_unit<HAS_OFFSETS>(factors.x + t * factors.stride + u * UNIT, *units);
+// What packed pieces of a matrix ask for beside x.
+struct Asked {
+    bool is_any, has_offsets;
+};
+
+static Asked asked_by(const Matrix& matrix) {
+    Asked asked = {};
+    for (int p = 0; p < matrix.num_pieces; p++) {
+        int format = matrix.pieces[p].format;
+        bool has_least = format == FOUR_HALF || format == FOUR_FLOAT;
+        bool has_bytes = HAS_BYTE_DOTS && (format == EIGHT_HALF || format == EIGHT_FINE);
+        asked.is_any |= has_least || has_bytes;
+        asked.has_offsets |= has_bytes;
+    }
+    return asked;
 }
 
-// The factors of one product, made by each thread that has a part in it when it begins with the first.
+template <bool HAS_OFFSETS>
+static void prepare_row(const Factors& factors, int64_t t, FactorUnit* units) {
+    for (int64_t u = 0; u < factors.num_units; u++)
+        prepare_unit<HAS_OFFSETS>(factors.x + t * factors.stride + u * UNIT, units[t * factors.num_units + u]);
+}
+
+static void prepare_rows(const Factors& factors, Asked asked, int64_t begin, int64_t end, FactorUnit* units) {
+    for (int64_t t = begin; t < end; t++) {
+        if (asked.has_offsets) prepare_row<true>(factors, t, units);
+        else prepare_row<false>(factors, t, units);
+    }
+}
+
+// The factors of one product over few rows, made by each thread that has a part in it when it begins with the
+// first: sharing that out would take longer.
 class OwnFactors {
   public:
     OwnFactors(const Matrix& matrix, const float* x, int64_t stride, int64_t num_rows, Near& near)
         : matrix_(matrix), near_(near), factors_{x, stride, num_rows, nullptr, matrix.num_columns / UNIT} {}
+    // Over rows that have been prepared.
+    OwnFactors(const Matrix& matrix, const Factors& factors, Near& near)
+        : matrix_(matrix), near_(near), factors_(factors), is_ready_(true) {}
 
     const Factors& get() {
         if (!is_ready_) prepare();
@@ -116,20 +143,12 @@ class OwnFactors {
   private:
     void prepare() {
         is_ready_ = true;
-        bool is_packed = false, has_offsets = false;
-        for (int p = 0; p < matrix_.num_pieces; p++) {
-            int format = matrix_.pieces[p].format;
-            bool has_least = format == FOUR_HALF || format == FOUR_FLOAT;
-            bool has_bytes = HAS_BYTE_DOTS && (format == EIGHT_HALF || format == EIGHT_FINE);
-            is_packed |= has_least || has_bytes;
-            has_offsets |= has_bytes;
-        }
-        if (!is_packed) return;
+        Asked asked = asked_by(matrix_);
+        if (!asked.is_any) return;
         int64_t count = factors_.num_rows * factors_.num_units;
         if (int64_t(near_.units.size()) < count) near_.units.resize(size_t(count));
+        prepare_rows(factors_, asked, 0, factors_.num_rows, near_.units.data());
         factors_.units = near_.units.data();
-        if (has_offsets) prepare_rows<true>(factors_, near_.units.data());
-        else prepare_rows<false>(factors_, near_.units.data());
     }
 
     const Matrix& matrix_;
