@@ -33,6 +33,8 @@ _FIRST_CYCLES = 8
 several that were given up."""
 
 _MANY_GIVEN_UP = 4
+"""One after the other: from here on what was saved without drafts pays for trying them."""
+
 _SURE_CYCLES = 16
 """Cycles with drafts that pay before those given up are forgotten."""
 

@@ -7,25 +7,22 @@
 
 #if HAS_BYTE_DOTS
 
+// Four bytes in each lane.
+typedef VI Bytes;
+
+INLINE Bytes load_bytes(const uint8_t* p) { return *(const Bytes*)p; }
+INLINE Bytes lower_halves(Bytes b) { return b & 0x0f0f0f0f; }
+INLINE Bytes upper_halves(Bytes b) { return lower_halves(b >> 4); }
+INLINE Bytes to_all_lanes(int32_t bytes) { return Bytes{} + bytes; }
+
+// Sums with four products added to each; codes have no sign, digits have one.
+INLINE VI with_dot(VI sum, Bytes codes, Bytes digits) {
 #if HAS_WIDE
-typedef __m512i Bytes;
-INLINE Bytes load_bytes(const void* p) { return _mm512_load_si512(p); }
-INLINE Bytes lower_halves(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
-INLINE Bytes upper_halves(Bytes b) { return lower_halves(_mm512_srli_epi16(b, 4)); }
-INLINE Bytes to_all_words(int32_t word) { return _mm512_set1_epi32(word); }
-INLINE Bytes with_dot(Bytes sum, Bytes codes, Bytes digits) {
-    return _mm512_dpbusd_epi32(sum, codes, digits);
-}
+    return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)digits);
 #else
-typedef __m256i Bytes;
-INLINE Bytes load_bytes(const void* p) { return _mm256_load_si256((const __m256i*)p); }
-INLINE Bytes lower_halves(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
-INLINE Bytes upper_halves(Bytes b) { return lower_halves(_mm256_srli_epi16(b, 4)); }
-INLINE Bytes to_all_words(int32_t word) { return _mm256_set1_epi32(word); }
-INLINE Bytes with_dot(Bytes sum, Bytes codes, Bytes digits) {
-    return _mm256_dpbusd_avx_epi32(sum, codes, digits);
-}
+    return (VI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)digits);
 #endif
+}
 
 constexpr int UNIT_WORDS = UNIT / 4;
 
@@ -78,28 +75,28 @@ template <int FORMAT> struct ByDots {
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
                 const FactorUnit& own = unit[t * stride];
-                Bytes sums[3][R];
+                VI sums[3][R];
 #pragma GCC unroll 3
                 for (int digit = 0; digit < 3; digit++)
 #pragma GCC unroll 4
                     for (int r = 0; r < R; r++)
-                        sums[digit][r] = to_all_words(first_sum<U>(own, group, digit));
+                        sums[digit][r] = to_all_lanes(first_sum<U>(own, group, digit));
 #pragma GCC unroll 8
                 for (int i = group * GROUP_WORDS; i < (group + 1) * GROUP_WORDS; i++)
 #pragma GCC unroll 3
                     for (int digit = 0; digit < 3; digit++) {
                         int32_t four;
                         memcpy(&four, own.digits[digit] + 4 * i, 4);
-                        Bytes digits = to_all_words(four);
+                        Bytes digits = to_all_lanes(four);
 #pragma GCC unroll 4
                         for (int r = 0; r < R; r++)
                             sums[digit][r] = with_dot(sums[digit][r], words[r][i], digits);
                     }
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) {
-                    VI upper = ((VI)sums[0][r] << 8) + (VI)sums[1][r];
+                    VI upper = (sums[0][r] << 8) + sums[1][r];
                     V sum = __builtin_convertvector(upper, V) * 256.0f +
-                            __builtin_convertvector((VI)sums[2][r], V);
+                            __builtin_convertvector(sums[2][r], V);
                     totals[r][t] += sum * own.scale * step[r];
                     if (U::HAS_LEAST) totals[r][t] += least[r] * own.sum;
                 }

@@ -45,7 +45,7 @@ INLINE float power_of_two(int32_t exponent) {
 
 template <bool HAS_OFFSETS> INLINE void prepare_unit(const float* x, FactorUnit& unit) {
     constexpr int PARTS = UNIT / LANES;
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
+    typedef int8_t Digits __attribute__((vector_size(LANES)));
     V own[PARTS];
     VI largest = {};
 #pragma GCC unroll 4
@@ -71,8 +71,8 @@ template <bool HAS_OFFSETS> INLINE void prepare_unit(const float* x, FactorUnit&
 #pragma GCC unroll 3
         for (int digit = 0; digit < 3; digit++) {
             VI words = digit_of(number, digit);
-            Bytes bytes = __builtin_convertvector(words, Bytes);
-            memcpy(unit.digits[digit] + part * LANES, &bytes, LANES);
+            Digits digits = __builtin_convertvector(words, Digits);
+            memcpy(unit.digits[digit] + part * LANES, &digits, LANES);
             if (HAS_OFFSETS) digit_sums[digit][2 * part >= PARTS] += words << 24 >> 24;
         }
     }
