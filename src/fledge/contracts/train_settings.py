@@ -39,7 +39,16 @@ class HeadSettings:
     lm_head_from_target: bool = True
     """Start the head's output rows as copies of the target's."""
 
+    turned_rows: bool = False
+    """Output rows are the target's, turned by one matrix that is learned, instead of rows of its
+    own: drafted tokens then cost no weights, and a head may draft more of them."""
+
     def __post_init__(self) -> None:
+        if self.turned_rows and not self.lm_head_from_target:
+            raise ConfigError(
+                "turned_rows is true and lm_head_from_target false, but the rows that are turned "
+                "are the target's; leave lm_head_from_target at true."
+            )
         check_range("mlp_width", self.mlp_width, 0)
         check_range("sliding_window", self.sliding_window, 0)
         check_range("rope_theta", self.rope_theta, 0)

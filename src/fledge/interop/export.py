@@ -13,6 +13,7 @@ from fledge.interop.gguf_rounding import rounded_head
 from fledge.interop.readme import readme_text
 from fledge.interop.serve_commands import chain_of, setting_notes
 from fledge.interop.target_facts import TargetFacts, check_belongs, read_target_facts
+from fledge.interop.target_matrices import with_target_rows
 from fledge.interop.verify import verify_export
 from fledge.models.head_files import load_head
 from fledge.store.cache_publish import publish_directory
@@ -57,13 +58,15 @@ def export_head(
         raise ConfigError(f"the format is {to!r}; it must be one of {', '.join(DIALECTS)}.")
     form = FORMATS[to]
     loaded = load_head(Path(head))
+    facts = None if target is None else read_target_facts(target, progress=progress)
+    if facts is not None:
+        check_belongs(loaded.config, facts)
+    if loaded.config.turned_rows:
+        loaded = with_target_rows(loaded, facts, where=head)
     if precision is not None:
         if to != "gguf":
             raise ConfigError(f"--precision {precision} is for GGUF heads; {to} keeps the head's.")
         loaded = rounded_head(loaded, precision)
-    facts = None if target is None else read_target_facts(target, progress=progress)
-    if facts is not None:
-        check_belongs(loaded.config, facts)
     form.check(loaded, facts)
     notes = _notes(to, tuned, facts)
     config = loaded.config

@@ -6,8 +6,12 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from fledge.contracts.errors import ArtifactError
+from fledge.contracts.errors import ArtifactError, ConfigError
 from fledge.interop.target_facts import TargetFacts
+from fledge.models.head import Eagle3Head
+from fledge.models.target_loading import load_config
+from fledge.models.target_reading import Readout, logit_scale
+from fledge.models.turned_rows import target_rows
 
 _EMBEDDING = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _LM_HEAD = ("lm_head.weight", "embed_out.weight")
@@ -25,6 +29,20 @@ def read_lm_head(target: TargetFacts) -> Tensor:
     if found is None and config.get("tie_word_embeddings", True):
         return read_embedding(target)
     return _require(found, target, "lm_head")
+
+
+def with_target_rows(
+    head: Eagle3Head, target: TargetFacts | None, *, where: str | Path
+) -> Eagle3Head:
+    """An ordinary head of one whose output rows are the target's, turned."""
+    if target is None:
+        raise ConfigError(
+            f"{where} has turned_rows: its output rows are the target's, turned by its matrix "
+            "lm_head.turn. Name the target with --target, so that other engines get whole rows."
+        )
+    config = load_config(target.directory).get_text_config()
+    readout = Readout(read_lm_head(target), scale=logit_scale(config))
+    return head.with_own_rows(target_rows(readout, head.draft_to_target_V))
 
 
 def _find(directory: Path, endings: tuple[str, ...]) -> Tensor | None:

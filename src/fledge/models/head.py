@@ -17,6 +17,7 @@ holds no mask and no cache: `attend` is passed in, so training and serving share
 Legend: T tokens, D hidden size, F = taps x target hidden size, H heads, V draft vocabulary.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fledge.models.head_config import HeadConfig
+from fledge.models.turned_rows import TurnedRows, turned
 from fledge.ops.rope import default_frequencies, rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -184,11 +186,29 @@ class Eagle3Head(nn.Module):
             self.input_norm = RMSNorm(fused, config.rms_norm_eps)
         self.midlayer = HeadLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.lm_head: nn.Linear | TurnedRows = (
+            TurnedRows(config.hidden_size)
+            if config.turned_rows
+            else nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        )
         if draft_to_target_V is None:
             draft_to_target_V = torch.arange(config.draft_vocab_size)
         self.register_buffer("draft_to_target_V", draft_to_target_V, persistent=False)
         self.register_buffer("own_embedding", own_embedding, persistent=False)
+
+    def with_own_rows(self, target_rows_VD: Tensor) -> "Eagle3Head":
+        """An ordinary head of a head with turned rows; the rest is shared, not copied."""
+        assert isinstance(self.lm_head, TurnedRows)
+        config = dataclasses.replace(self.config, turned_rows=False)
+        weights = dict(self.state_dict())
+        turn_DD = weights.pop("lm_head.turn")
+        rows_VD = turned(target_rows_VD.to(turn_DD.device), turn_DD.float()).to(turn_DD.dtype)
+        with torch.device("meta"):
+            whole = Eagle3Head(config)
+        whole.load_state_dict({**weights, "lm_head.weight": rows_VD}, assign=True)
+        whole.draft_to_target_V = self.draft_to_target_V
+        whole.own_embedding = self.own_embedding
+        return whole.train(self.training)
 
     def embed(self, token_ids_T: Tensor, target_embedding: Tensor) -> Tensor:
         """Embeddings of target tokens, from the target's matrix unless the head has its own."""

@@ -56,6 +56,9 @@ class HeadConfig:
     norm_output: bool = False
     """EAGLE-3.1: feed back the normed output instead of the raw one."""
 
+    turned_rows: bool = False
+    """Output rows are the target's, turned by a matrix: `fledge.models.turned_rows`."""
+
     def __post_init__(self) -> None:
         if self.taps is not None and len(self.taps) != self.num_taps:
             raise ConfigError(

@@ -23,6 +23,7 @@ _DEFAULT_ROPE_THETA = 10000.0
 _DEFAULT_NORM_EPS = 1e-6  # of Llama's config class, with which the engines read the file
 _ACTIVATION = "silu"
 _QWEN3 = "Qwen3ForCausalLM"
+_TURNED_ROWS = "turned_rows"  # of fledge alone: other engines get such heads by an export
 _EAGLE_FLAGS = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -163,6 +164,7 @@ def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
             norm_before_fc=top.flag("norm_before_fc", eagle.flag("norm_before_fc", False)),
             fc_norm=top.flag("fc_norm", top.flag("use_aux_norm", False)),
             norm_output=top.flag("norm_output", False),
+            turned_rows=top.flag(_TURNED_ROWS, False),
         )
     except ConfigError as error:
         # Each value is fine alone; here it was a file, and not a setting, that combined them.
@@ -292,6 +294,8 @@ def config_to_json(config: HeadConfig) -> dict[str, Any]:
         data[_LAYER_IDS] = list(config.taps)
         if min(config.taps) > 0:  # the embedding is the output of no layer
             eagle[_LAYER_IDS] = [tap - 1 for tap in config.taps]
+    if config.turned_rows:
+        data[_TURNED_ROWS] = True
     if config.sliding_window is not None:
         data |= {"sliding_window": config.sliding_window, "layer_types": ["sliding_attention"]}
         data["use_sliding_window"] = True  # Qwen3's config drops the window without it

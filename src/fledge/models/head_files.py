@@ -29,6 +29,7 @@ from fledge.models.head_vocabulary import (
 from fledge.models.head_weights import WEIGHTS, read_weights
 from fledge.models.quiet import first_line
 from fledge.models.target import Target
+from fledge.models.turned_rows import target_rows
 from fledge.store.cache_publish import publish_directory
 from fledge.store.capacity import format_bytes
 from fledge.store.manifest import MANIFEST_NAME
@@ -54,7 +55,7 @@ class HeadParts(NamedTuple):
     @property
     def needs_lm_head(self) -> bool:
         """Whether rows of the target must become the head's `lm_head`."""
-        return _LM_HEAD not in self.tensors
+        return _LM_HEAD not in self.tensors and not self.config.turned_rows
 
 
 def load_head(directory: Path) -> Eagle3Head:
@@ -119,6 +120,8 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
             f"{'the target' if embedding is None else 'its checkpoint'} brings {shape}."
         )
     target.check_taps(config.resolve_taps(target.num_layers))
+    if config.turned_rows:
+        head = head.with_own_rows(target_rows(target.readout, head.draft_to_target_V))
     place = (target.device, target.dtype)
     if all((weight.device, weight.dtype) == place for weight in head.parameters()):
         return head

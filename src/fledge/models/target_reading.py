@@ -44,16 +44,21 @@ class Readout:
         return logits
 
 
+def logit_scale(config: Any) -> float:
+    """What a family multiplies its logits with, by its (text) config."""
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    factor = getattr(config, "logit_scale", None) or 1.0
+    return float(factor) / float(divisor)
+
+
 def readout_of(model: Any) -> Readout:
     """As the model's config describes it; `check_reading` compares it with what the model does."""
     matrix, config = model.get_output_embeddings(), model.config.get_text_config()
-    divisor = getattr(config, "logits_scaling", None) or 1.0
-    factor = getattr(config, "logit_scale", None) or 1.0
     soft_cap = getattr(config, "final_logit_softcapping", None)
     bias_V = getattr(matrix, "bias", None)
     return Readout(
         weight_VD=matrix.weight.detach(),
         bias_V=None if bias_V is None else bias_V.detach(),
-        scale=float(factor) / float(divisor),
+        scale=logit_scale(config),
         soft_cap=float(soft_cap) if soft_cap else None,
     )

@@ -13,6 +13,7 @@ from fledge.models.head import Eagle3Head
 from fledge.models.placement import pick_dtype
 from fledge.models.target import Target
 from fledge.models.target_reading import Readout
+from fledge.models.turned_rows import TurnedRows
 from fledge.training.distributed import Processes, wrap
 from fledge.training.feature_sizes import measure_sizes
 from fledge.training.head_init import make_head
@@ -94,6 +95,8 @@ def assemble(
 
     def copied() -> TTTModule:
         twin = Eagle3Head(exhibit.config, exhibit.draft_to_target_V).to(given.device)
+        if isinstance(twin.lm_head, TurnedRows) and isinstance(head.lm_head, TurnedRows):
+            twin.lm_head.rows_VD = head.lm_head.rows_VD
         return _module(twin, embedding_VD, readout, settings)
 
     measurer = None

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fledge.contracts.errors import ConfigError
 from fledge.contracts.train_settings import HeadSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.target_reading import Readout
+from fledge.models.turned_rows import TurnedRows, target_rows
 
 _EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
@@ -52,27 +52,29 @@ def shape_head(
         norm_before_fc=settings.norm_before_fc,
         fc_norm=settings.fc_norm,
         norm_output=settings.norm_output,
+        turned_rows=settings.turned_rows,
     )
 
 
 def make_head(
     config: HeadConfig, draft_ids: NDArray[Any], *, seed: int, readout: Readout | None
 ) -> Eagle3Head:
-    """A head on the CPU in float32; with a readout its output rows are copies of the target's."""
+    """A head on the CPU in float32; with a readout its output rows are the target's.
+
+    They are copies that learn, or rows that only the matrix before them turns.
+    """
     # A generator of its own: who trains in a larger program keeps the random numbers they had.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3Head(config, torch.from_numpy(draft_ids.copy()).long())
     if readout is not None:
-        with torch.no_grad():
-            head.lm_head.weight.copy_(target_rows(readout, head.draft_to_target_V))
+        rows_VD = target_rows(readout, head.draft_to_target_V)
+        if isinstance(head.lm_head, TurnedRows):
+            head.lm_head.rows_VD = rows_VD
+        else:
+            with torch.no_grad():
+                head.lm_head.weight.copy_(rows_VD)
     return head.train()
-
-
-def target_rows(readout: Readout, draft_ids_V: Tensor) -> Tensor:
-    """Output rows of some tokens, with the factor that the target puts on its logits."""
-    rows_VD = readout.weight_VD[draft_ids_V.to(readout.weight_VD.device)]
-    return rows_VD.detach().float().cpu() * readout.scale
 
 
 def count_weights(config: HeadConfig) -> int:

@@ -2,7 +2,7 @@
 
 Its layer is taken as it is. A wider MLP begins by doing the same: what is new reads at random and
 writes nothing yet. Output rows are taken by token: a token that it did not draft before begins with
-the target's own row, like those of a new head.
+the target's own row, like those of a new head. Turned rows are the target's anyway.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ _REMEDIES = {
     "norm_before_fc": "--set train.head.norm_before_fc={}",
     "fc_norm": "--set train.head.fc_norm={}",
     "norm_output": "--set train.head.norm_output={}",
+    "turned_rows": "--set train.head.turned_rows={}",
 }
 
 
@@ -57,13 +58,15 @@ class StartingHead:
         place[self._ids_V] = torch.arange(len(self._ids_V))
         old_V = place[new.draft_to_target_V.cpu()]
         is_shared_V = old_V >= 0
-        rows_VD = new.lm_head.weight.detach().clone()
-        rows_VD[is_shared_V] = self.head.lm_head.weight[old_V[is_shared_V]]
-        widened = {
+        weights = {
             name: _widened(name, old, new.get_parameter(name).detach())
             for name, old in self.head.named_parameters()
         }
-        new.load_state_dict({**widened, "lm_head.weight": rows_VD})
+        if not new.config.turned_rows:
+            rows_VD = new.lm_head.weight.detach().clone()
+            rows_VD[is_shared_V] = self.head.lm_head.weight[old_V[is_shared_V]]
+            weights["lm_head.weight"] = rows_VD
+        new.load_state_dict(weights)
 
 
 def _widened(name: str, old: Tensor, new: Tensor) -> Tensor:
