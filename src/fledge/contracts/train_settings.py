@@ -20,6 +20,10 @@ class HeadSettings:
     mlp_width: int = 0
     """Width of the head's MLP; 0 takes the target's."""
 
+    draft_vocab_size: int = 0
+    """Tokens that are drafted: those said most often in what is learned, sources counted as often
+    as `train.sources` says. 0 takes the vocabulary of the corpus, or of the first of several."""
+
     fc_norm: bool = False
     """EAGLE-3.1: one norm per tapped layer before they are fused."""
 
@@ -50,6 +54,7 @@ class HeadSettings:
                 "are the target's; leave lm_head_from_target at true."
             )
         check_range("mlp_width", self.mlp_width, 0)
+        check_range("draft_vocab_size", self.draft_vocab_size, 0)
         check_range("sliding_window", self.sliding_window, 0)
         check_range("rope_theta", self.rope_theta, 0)
 

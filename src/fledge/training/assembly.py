@@ -71,7 +71,7 @@ def assemble(
     readout, embedding_VD = target.readout, target.embedding.weight.detach()
     head = make_head(
         given.head_config(settings),
-        given.vocab_map.target_ids,
+        given.choose_draft_ids(settings, progress or SilentProgress()),
         seed=settings.seed,
         readout=readout if settings.head.lm_head_from_target else None,
     )

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import ConfigError
@@ -25,6 +27,7 @@ from fledge.store.manifest import FEATURES, HEAD, Plan
 from fledge.store.vocab_map import VocabMap
 from fledge.training.faults import refuse_other_layers, refuse_other_target, refuse_tempered_tops
 from fledge.training.head_init import shape_head
+from fledge.training.learned_vocabulary import learned_vocabulary
 from fledge.training.offline import list_features
 from fledge.training.online import list_corpus
 from fledge.training.sources import SampleTable, refuse_long_samples
@@ -69,9 +72,19 @@ class TrainInput:
         return sum(int(one["bytes"]) for part in parts for one in part.manifest.files.values())
 
     def head_config(self, settings: TrainSettings) -> HeadConfig:
-        return shape_head(
-            self.config, settings.head, taps=self.taps, draft_vocab_size=len(self.vocab_map)
+        size = min(settings.head.draft_vocab_size or len(self.vocab_map), self.config.vocab_size)
+        return shape_head(self.config, settings.head, taps=self.taps, draft_vocab_size=size)
+
+    def choose_draft_ids(self, settings: TrainSettings, progress: Progress) -> NDArray[np.int64]:
+        """The target's ids of the tokens that are drafted, ascending."""
+        if not settings.head.draft_vocab_size:
+            return self.vocab_map.target_ids
+        assert isinstance(self.inside, Corpora), "features are refused before"
+        found, share = learned_vocabulary(
+            self.inside, self.samples, read_facts(self.directory), settings
         )
+        progress.note(f"{len(found):,} tokens are drafted, {share:.2%} of what is learned")
+        return found.target_ids
 
     def plan(self, settings: TrainSettings) -> Plan:
         """What the run's directory will hold."""
@@ -120,7 +133,7 @@ def open_input(
             "tokenize` made: one of the two."
         )
     if corpora:
-        given = _from_corpora(corpora, target, capture, device, needs_weights, progress)
+        given = _from_corpora(corpora, target, settings, capture, device, needs_weights, progress)
     else:
         assert features is not None
         given = _from_features(
@@ -139,6 +152,12 @@ def open_input(
 def _check_for_features(store: FeatureStore, settings: TrainSettings) -> None:
     if store.layout.target == "topk":
         refuse_tempered_tops(settings.loss.target_temperature)
+    if settings.head.draft_vocab_size:
+        raise ConfigError(
+            f"train.head.draft_vocab_size is {settings.head.draft_vocab_size}, and features are "
+            f"those of a draft vocabulary of {len(store.vocab_map)} tokens; leave it at 0, or "
+            "train with --corpus."
+        )
     if settings.keep_readings:
         raise ConfigError(
             "train.keep_readings is true, and with --features no target reads anything; set it to "
@@ -149,6 +168,7 @@ def _check_for_features(store: FeatureStore, settings: TrainSettings) -> None:
 def _from_corpora(
     directories: Sequence[Path],
     target: str,
+    settings: TrainSettings,
     capture: CaptureSettings,
     device: torch.device,
     needs_weights: bool,
@@ -172,7 +192,7 @@ def _from_corpora(
         for directory in directories
     ]
     found, corpora = opened[0], Corpora([one.corpus for one in opened])
-    if len(opened) > 1 and progress is not None:
+    if len(opened) > 1 and progress is not None and not settings.head.draft_vocab_size:
         progress.note(
             f"{len(opened)} corpora; the draft vocabulary is that of the first, {directories[0]}"
         )
