@@ -21,6 +21,7 @@ from fledge.contracts.train_settings import LossSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import save_head
 from fledge.models.target_reading import Readout
+from fledge.models.turned_rows import TurnedRows, target_rows
 from fledge.ops.micro_batch import MicroBatch, TargetRows
 from fledge.testing import target_of, tiny_head, tiny_model
 from fledge.training.offline import TemperedShare
@@ -110,6 +111,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"num_heads": 2},
     *({"sliding_window": window} for window in (1, 2, 5, 9)),
     {"scale": 0.5, "soft_cap": 5.0, "has_bias": True},
+    {"turned_rows": True},
+    {"turned_rows": True, "kind": "acceptance", "top_k": 5, "draft_temperature": 0.5},
+    {"turned_rows": True, "chain_weights": True, "feature_weight": 0.3},
 ]
 
 
@@ -128,6 +132,8 @@ def test_fast_equals_twin(variant: dict[str, Any], dtype: torch.dtype, tolerance
         shape["bias_V"] = torch.linspace(-1, 1, TARGET.vocab_size, dtype=dtype)
     head = tiny_head(TARGET, **options).to(dtype)
     readout = random_readout(head, dtype, **shape)
+    if isinstance(head.lm_head, TurnedRows):
+        head.lm_head.rows_VD = target_rows(readout, head.draft_to_target_V).to(dtype)
     batch = random_batch(head, readout, dtype, top_k=top_k, padded_to=sum(LENGTHS) + 4)
     fast, twin = (
         make_module(head, readout, dtype, is_plain=is_plain, noise=noise, **loss)

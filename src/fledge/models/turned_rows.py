@@ -32,8 +32,12 @@ class TurnedRows(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The rows as an ordinary `lm_head` has them; gradients reach the matrix."""
+        return turned(self.target_rows_VD, self.turn)
+
+    @property
+    def target_rows_VD(self) -> Tensor:
         assert self.rows_VD is not None, "nobody brought the target's rows"
-        return turned(self.rows_VD, self.turn)
+        return self.rows_VD
 
     def forward(self, normed_TD: Tensor) -> Tensor:
         return F.linear(normed_TD, self.weight)

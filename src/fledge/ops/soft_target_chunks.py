@@ -65,7 +65,10 @@ def soft_target_loss(
     *,
     has_chain_weights: bool = False,
 ) -> LossRows:
-    """As the twin; `lm_head_VD` may be wider than the outputs and gets its gradient as wide."""
+    """As the twin; `lm_head_VD` may be wider than the outputs and gets its gradient as wide.
+
+    Where it wants none, none is made: a third of the products with it.
+    """
     stacked_KTD = torch.stack(tuple(normed))
     wants_grad = torch.is_grad_enabled() and stacked_KTD.requires_grad
     rows: tuple[Tensor, ...] = _SoftTargets.apply(  # type: ignore[no-untyped-call]
@@ -88,6 +91,8 @@ class _SoftTargets(torch.autograd.Function):
         wants_grad: bool,
     ) -> tuple[Tensor, ...]:
         chunks = _Chunks(stacked_KTD, lm_head_VD, labels, readout, weights_K, wants_grad)
+        if wants_grad and ctx.needs_input_grad[1]:
+            chunks.learn_rows(lm_head_VD)
         if has_chain_weights:
             chunks.weigh_chains()
         compared = [chunks.compare(rows, kind) for rows in chunks.rows()]
@@ -115,7 +120,8 @@ class _SoftTargets(torch.autograd.Function):
         grad_KTD, grad_VD = ctx.grads
         ctx.grads = None
         grad_KTD.mul_(grads[0].to(grad_KTD.dtype))
-        grad_VD.mul_(grads[0])
+        if grad_VD is not None:
+            grad_VD.mul_(grads[0])
         return (grad_KTD, grad_VD, None, None, None, None, None, None)
 
 
@@ -152,7 +158,10 @@ class _Chunks:
             # One row more than there are: where the gradients of rows that are not asked go.
             self._grad_FD = stacked_KTD.new_zeros((nowhere + 1, size))
             self.grad_KTD = self._grad_FD[:nowhere].view(stacked_KTD.shape)
-            self.grad_VD = torch.zeros_like(lm_head_VD, memory_format=torch.contiguous_format)
+
+    def learn_rows(self, lm_head_VD: Tensor) -> None:
+        """Gather the gradient of the output matrix too."""
+        self.grad_VD = torch.zeros_like(lm_head_VD, memory_format=torch.contiguous_format)
 
     def weigh_chains(self) -> None:
         """Rows lie in the order of their tokens, so the guesses before a row are known with it."""
@@ -173,20 +182,21 @@ class _Chunks:
         draft_PV = wide_product(hidden_PD, self._weight_VD.T)
         target_CV = target_logits(_some(labels.targets, rows), self._readout, self._weight_VD)
         chunk = Chunk(labels.greedy_R[rows], self._mass_R[rows], self._weights_RK[rows])
-        slope_dtype = None if self.grad_VD is None else hidden_PD.dtype
+        slope_dtype = None if self.grad_KTD is None else hidden_PD.dtype
         compared = compare_rows(target_CV, draft_PV, chunk, kind, slope_dtype)
         if self._accepted_TK is not None:
             index_CK = labels.index_RK[rows]
             self._accepted_TK.scatter_(0, index_CK, compared.accepted_CK)
             compared = compared._replace(chain_CK=chain_weights(self._accepted_TK, index_CK))
-        if compared.slope_PV is not None and self.grad_VD is not None:
+        if compared.slope_PV is not None:
             to_P = self._to_RK[rows].flatten()
             grad_PD = compared.slope_PV @ self._weight_VD
             if compared.chain_CK is not None:
                 chain_P1 = compared.chain_CK.flatten()[:, None].to(hidden_PD.dtype)
                 grad_PD, hidden_PD = grad_PD * chain_P1, hidden_PD * chain_P1
             self._grad_FD.index_copy_(0, to_P, grad_PD)
-            add_product(self.grad_VD, compared.slope_PV.T, hidden_PD)
+            if self.grad_VD is not None:
+                add_product(self.grad_VD, compared.slope_PV.T, hidden_PD)
         return compared._replace(slope_PV=None)
 
 

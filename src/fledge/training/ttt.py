@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -29,6 +30,7 @@ from fledge.contracts.errors import ConfigError
 from fledge.contracts.train_settings import LossSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.target_reading import Readout
+from fledge.models.turned_rows import TurnedRows
 from fledge.ops.micro_batch import MicroBatch
 from fledge.ops.soft_target_chunks import soft_target_loss
 from fledge.ops.soft_targets import (
@@ -152,7 +154,7 @@ class TTTModule(nn.Module):
         return TTTResult(loss, lengthened(_sum_up(rows, labels), self.loss.steps))
 
     def _compare(self, normed: list[Tensor], labels: Labels, weights_K: Tensor) -> LossRows:
-        targets, lm_head_VD = labels.targets, self.head.lm_head.weight
+        targets, lm_head = labels.targets, self.head.lm_head
         if targets.top_ids_RC is None and (targets.final_RD is None or self._readout is None):
             raise ConfigError(
                 "the micro-batch has no top tokens, and its final hidden rows or the target's "
@@ -164,7 +166,13 @@ class TTTModule(nn.Module):
             # Logits are products with these, so they are divided alike.
             normed = [normed_TD / self.loss.draft_temperature for normed_TD in normed]
         if self.is_plain:
-            lm_head_VD = lm_head_VD.to(self.compute_dtype)
+            lm_head_VD = lm_head.weight.to(self.compute_dtype)
+        elif isinstance(lm_head, TurnedRows):
+            # States are turned instead of rows, which then want no gradient.
+            lm_head_VD, turn_DD = lm_head.target_rows_VD, lm_head.turn.to(self.compute_dtype)
+            normed = [F.linear(normed_TD, turn_DD) for normed_TD in normed]
+        else:
+            lm_head_VD = lm_head.weight
         compare = soft_target_loss_plain if self.is_plain else soft_target_loss
         return compare(
             normed,
