@@ -34,7 +34,8 @@ CorporaOption = Annotated[
         "--corpus",
         metavar="DIR",
         help="What `fledge tokenize` made: train beside the live target, with nothing stored. May "
-        "be given several times; the draft vocabulary is that of the first.",
+        "be given several times; the draft vocabulary is that of the first, or one of all that is "
+        "learned with train.head.draft_vocab_size.",
     ),
 ]
 TargetOption = Annotated[

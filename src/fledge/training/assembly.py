@@ -71,7 +71,7 @@ def assemble(
     readout, embedding_VD = target.readout, target.embedding.weight.detach()
     head = make_head(
         given.head_config(settings),
-        given.choose_draft_ids(settings, progress or SilentProgress()),
+        given.choose_draft_ids(division.trained, settings, progress or SilentProgress()),
         seed=settings.seed,
         readout=readout if settings.head.lm_head_from_target else None,
     )

@@ -122,6 +122,15 @@ def refuse_tempered_tops(temperature: float) -> None:
         )
 
 
+def refuse_other_vocabulary(asked: int, found: int) -> None:
+    """Features are measured against the draft vocabulary that they were captured with."""
+    if asked:
+        raise ConfigError(
+            f"train.head.draft_vocab_size is {asked}, and features are those of a draft vocabulary "
+            f"of {found} tokens; leave it at 0, or train with --corpus."
+        )
+
+
 def refuse_other_target(
     where: object, found: Mapping[str, Any], *, target: str, asked: Mapping[str, Any]
 ) -> None:

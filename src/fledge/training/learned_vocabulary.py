@@ -3,28 +3,30 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fledge.contracts.train_settings import TrainSettings
 from fledge.models.target_facts import TargetFacts
 from fledge.store.corpus import Samples
 from fledge.store.vocab_map import VocabMap, choose_vocabulary
-from fledge.training.order import divide, from_sources
 from fledge.training.sources import SampleTable
 
 
 def learned_vocabulary(
-    corpus: Samples, samples: SampleTable, facts: TargetFacts, settings: TrainSettings
+    corpus: Samples,
+    samples: SampleTable,
+    learned: NDArray[np.int64],
+    facts: TargetFacts,
+    size: int,
 ) -> tuple[VocabMap, float]:
-    """The vocabulary, and its share of what the target said in it."""
-    trained = divide(samples.row_hashes, settings.held_out.share).trained
-    positions = from_sources(trained, samples.source_names, settings.sources)
-    times = np.bincount(samples.numbers[positions], minlength=len(corpus))
+    """The vocabulary, and its share of what the target said in what is learned.
+
+    `learned` are positions of samples, those that are learned three times in it three times.
+    """
+    times = np.bincount(samples.numbers[learned], minlength=len(corpus))
     counts = np.zeros(facts.vocab_size, np.int64)
     first = 0
     for shard in corpus.shards:
         own, first = times[first : first + len(shard)], first + len(shard)
         counts += _count(shard.token_ids, shard.loss_mask, np.diff(shard.offsets), own, len(counts))
-    size = min(settings.head.draft_vocab_size, facts.vocab_size)
-    found = choose_vocabulary(counts, size, facts.eos_token_ids)
+    found = choose_vocabulary(counts, min(size, facts.vocab_size), facts.eos_token_ids)
     return found, found.coverage(counts)
 
 

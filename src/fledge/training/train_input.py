@@ -25,7 +25,12 @@ from fledge.models.weights_identity import weights_identity
 from fledge.store.corpus import Corpora
 from fledge.store.manifest import FEATURES, HEAD, Plan
 from fledge.store.vocab_map import VocabMap
-from fledge.training.faults import refuse_other_layers, refuse_other_target, refuse_tempered_tops
+from fledge.training.faults import (
+    refuse_other_layers,
+    refuse_other_target,
+    refuse_other_vocabulary,
+    refuse_tempered_tops,
+)
 from fledge.training.head_init import shape_head
 from fledge.training.learned_vocabulary import learned_vocabulary
 from fledge.training.offline import list_features
@@ -72,17 +77,21 @@ class TrainInput:
         return sum(int(one["bytes"]) for part in parts for one in part.manifest.files.values())
 
     def head_config(self, settings: TrainSettings) -> HeadConfig:
+        if isinstance(self.inside, FeatureStore):
+            refuse_other_vocabulary(settings.head.draft_vocab_size, len(self.vocab_map))
         size = min(settings.head.draft_vocab_size or len(self.vocab_map), self.config.vocab_size)
         return shape_head(self.config, settings.head, taps=self.taps, draft_vocab_size=size)
 
-    def choose_draft_ids(self, settings: TrainSettings, progress: Progress) -> NDArray[np.int64]:
-        """The target's ids of the tokens that are drafted, ascending."""
-        if not settings.head.draft_vocab_size:
+    def choose_draft_ids(
+        self, learned: NDArray[np.int64], settings: TrainSettings, progress: Progress
+    ) -> NDArray[np.int64]:
+        """The target's ids of the tokens that are drafted, ascending; `learned` are positions."""
+        size = settings.head.draft_vocab_size
+        if not size:
             return self.vocab_map.target_ids
-        assert isinstance(self.inside, Corpora), "features are refused before"
-        found, share = learned_vocabulary(
-            self.inside, self.samples, read_facts(self.directory), settings
-        )
+        assert isinstance(self.inside, Corpora), "`head_config` refuses features"
+        facts = read_facts(self.directory)
+        found, share = learned_vocabulary(self.inside, self.samples, learned, facts, size)
         progress.note(f"{len(found):,} tokens are drafted, {share:.2%} of what is learned")
         return found.target_ids
 
@@ -125,7 +134,7 @@ def open_input(
 
     `is_capture_asked` says that somebody chose the capture settings, so that features of other
     layers are refused. `start` is a head to go on from. Of several corpora the draft vocabulary is
-    that of the first.
+    that of the first, unless the settings want one of what is learned.
     """
     if (features is None) == (not corpora):
         raise ConfigError(
@@ -152,12 +161,6 @@ def open_input(
 def _check_for_features(store: FeatureStore, settings: TrainSettings) -> None:
     if store.layout.target == "topk":
         refuse_tempered_tops(settings.loss.target_temperature)
-    if settings.head.draft_vocab_size:
-        raise ConfigError(
-            f"train.head.draft_vocab_size is {settings.head.draft_vocab_size}, and features are "
-            f"those of a draft vocabulary of {len(store.vocab_map)} tokens; leave it at 0, or "
-            "train with --corpus."
-        )
     if settings.keep_readings:
         raise ConfigError(
             "train.keep_readings is true, and with --features no target reads anything; set it to "
