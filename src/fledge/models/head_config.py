@@ -75,6 +75,12 @@ class HeadConfig:
                 f"the draft vocabulary has {self.draft_vocab_size} tokens, more than the target's "
                 f"{self.vocab_size}."
             )
+        if self.turned_rows and self.hidden_size != self.target_hidden_size:
+            raise ConfigError(
+                f"the head has turned_rows and a hidden size of {self.hidden_size}, but rows of "
+                f"the target have {self.target_hidden_size} numbers; rows that are turned must be "
+                "as wide as the head."
+            )
 
     def resolve_taps(self, num_target_layers: int) -> tuple[int, ...]:
         """The tapped layers for a target of this depth."""

@@ -286,10 +286,7 @@ def config_to_json(config: HeadConfig) -> dict[str, Any]:
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
     }
-    eagle: dict[str, Any] = {
-        "use_aux_hidden_state": True,
-        "norm_before_fc": config.norm_before_fc,
-    }
+    eagle: dict[str, Any] = {"use_aux_hidden_state": True, "norm_before_fc": config.norm_before_fc}
     if config.taps is not None:
         data[_LAYER_IDS] = list(config.taps)
         if min(config.taps) > 0:  # the embedding is the output of no layer

@@ -141,7 +141,14 @@ OPTIONAL = (
     "num_hidden_layers",
     "num_aux_hidden_states",
 )
-FLAGS = ("attention_bias", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+FLAGS = (
+    "attention_bias",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "turned_rows",
+)
 OBJECTS = ("eagle_config", "rope_parameters", "rope_scaling", "transformer_layer_config")
 WRONG_SIZES = (0, -3, "32", 1.5, True, [4])
 WRONG_NUMBERS = (0, -1.0, "1e-5", float("nan"), float("inf"), 10**400, True, [])
@@ -279,6 +286,10 @@ def test_heads_of_several_layers_are_refused(plain: dict[str, Any]) -> None:
         ({IDS: [1, 2], "num_aux_hidden_states": 5}, r"names 2 tapped layers \[1, 2\] .* for 5"),
         ({"num_key_value_heads": 3}, "4 attention heads, which 3 key-value heads do not divide"),
         ({"draft_vocab_size": 98}, "has 98 tokens, more than the target's 97"),
+        (
+            {"turned_rows": True, "target_hidden_size": 64},
+            "has turned_rows and a hidden size of 32, but rows of the target have 64 numbers",
+        ),
     ],
 )
 def test_files_that_contradict_themselves(
@@ -298,6 +309,8 @@ def test_configs_that_contradict_themselves(plain: dict[str, Any]) -> None:
         HeadConfig(**fields | {"num_kv_heads": 3})
     with pytest.raises(ConfigError, match="has 98 tokens, more than the target's 97"):
         HeadConfig(**fields | {"draft_vocab_size": 98})
+    with pytest.raises(ConfigError, match="hidden size of 32, but rows of the target have 64"):
+        HeadConfig(**fields | {"turned_rows": True, "target_hidden_size": 64})
 
 
 @pytest.mark.parametrize(

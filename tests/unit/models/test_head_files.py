@@ -63,6 +63,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"qk_norm": True, "sliding_window": 12, "norm_before_residual": True},
     {"attention_bias": True, "output_bias": True},
     {"draft_vocab_size": 97},
+    {"turned_rows": True},
+    {"turned_rows": True, "draft_vocab_size": 97, "fc_norm": True},
     {"draft_vocab_size": 1},
     {"rope_theta": 5e5, "rms_norm_eps": 1e-6, "max_position_embeddings": 77},
 ]
@@ -86,7 +88,7 @@ def test_variants_survive_and_draft_as_before(
 
     outputs = [
         one.logits(one(embeds, one.fuse(features), positions, first_key).normed_TD)
-        for one in (head, loaded)
+        for one in (fit_to_target(head, target), fit_to_target(loaded, target))
     ]
     assert torch.equal(*outputs)
 
