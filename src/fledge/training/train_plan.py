@@ -24,6 +24,9 @@ _RESUMABLE = 2
 _ROWS_OF_A_STEP = (12, 4)
 """Numbers that a draft step keeps for the way back: so many hidden sizes and MLP widths a token."""
 
+_UNLEARNED = 2 / 3
+"""Of the operations of a weight: what a number takes that is multiplied and does not learn."""
+
 _HEAD_SHARE, _TARGET_SHARE = 0.35, 0.5
 """Of the measured speed of a matrix product that training and reading reach."""
 
@@ -59,6 +62,7 @@ def plan_training(
     division, order = make_order(given, settings)
     config = given.head_config(settings)
     weights = count_weights(config)
+    rows = config.draft_vocab_size * config.hidden_size if config.turned_rows else 0
     is_offline = isinstance(given.inside, FeatureStore)
     passes = settings.epochs if is_offline else 1
     head_bytes = weights * _MASTER_BYTES
@@ -86,11 +90,12 @@ def plan_training(
             (2 + _MOMENTS + has_average) * head_bytes
             + target.total * itemsize
             + _working_bytes(config, settings, itemsize)
+            + rows * _MASTER_BYTES
             + _kept_bytes(kept, config, itemsize)
         ),
         seconds=None
         if flops_per_s is None
-        else _head_seconds(order.num_tokens, settings, weights, flops_per_s)
+        else _head_seconds(order.num_tokens, settings, weights + _UNLEARNED * rows, flops_per_s)
         + _read_seconds(0 if is_offline else read_tokens, target.active, flops_per_s),
     )
 
@@ -118,7 +123,9 @@ def _working_bytes(config: HeadConfig, settings: TrainSettings, itemsize: int) -
     return settings.micro_tokens * itemsize * (settings.loss.steps * of_a_step + features)
 
 
-def _head_seconds(tokens: int, settings: TrainSettings, weights: int, flops_per_s: float) -> float:
+def _head_seconds(
+    tokens: int, settings: TrainSettings, weights: float, flops_per_s: float
+) -> float:
     """Two operations a weight and token forward, four backward, at each draft step."""
     loss = settings.loss
     early = loss.early_share if loss.early_steps else 0.0

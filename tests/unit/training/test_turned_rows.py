@@ -22,6 +22,7 @@ from fledge.models.turned_rows import TurnedRows, target_rows
 from fledge.training.assembly import assemble, load_target
 from fledge.training.decoding import HeldOutDecoder, sum_completions
 from fledge.training.distributed import Processes
+from fledge.training.train_plan import plan_training
 from tests.unit.training.train_support import (
     CPU,
     SHORT,
@@ -129,6 +130,22 @@ def test_training_goes_on_from_it(
         assert torch.equal(parts.optimizer.weights[f"head.{name}"], weight), name
     with pytest.raises(MismatchError, match=r"turned_rows True.*--set train.head.turned_rows=true"):
         opened(tiny_target, corpus=tiny_corpus, start=trained)
+
+
+def test_a_plan_knows_rows_that_are_no_weights(tiny_target: Path, tiny_features: Path) -> None:
+    """They take memory and time, though less than rows that learn, and no room in files."""
+    given = opened(tiny_target, features=tiny_features)
+    whole, turned = (
+        plan_training(given, settings, itemsize=4, flops_per_s=1e9) for settings in (SHORT, TURNED)
+    )
+    config = given.head_config(TURNED)
+    rows, matrix = config.draft_vocab_size * config.hidden_size, config.hidden_size**2
+    assert turned.weights == whole.weights - rows + matrix
+    assert turned.checkpoint_bytes * whole.weights == whole.checkpoint_bytes * turned.weights
+    assert turned.device_bytes == whole.device_bytes - 4 * 4 * (rows - matrix) + 4 * rows
+    assert whole.seconds is not None
+    multiplied = turned.weights + rows * 2 / 3
+    assert turned.seconds == pytest.approx(whole.seconds * multiplied / whole.weights)
 
 
 def test_an_export_has_whole_rows(
