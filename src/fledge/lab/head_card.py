@@ -28,7 +28,7 @@ class Evidence:
     """Of the runs before it, where it went on from their heads; the first one first."""
 
     corpora: Sequence[Manifest] = ()
-    """Of `fledge tokenize`; the first one is that of the draft vocabulary."""
+    """Of `fledge tokenize`; the first has the draft vocabulary, unless the run chose its own."""
 
     data: Sequence[Document] = ()
     """Data cards of `fledge prepare`."""
@@ -50,13 +50,21 @@ def render_card(
     evidence: Evidence,
     *,
     fingerprints: frozenset[str],
+    num_weights: int,
     weights_bytes: int,
     licence: str,
 ) -> str:
     """Markdown; `fingerprints` are those under which the documents may speak of the head."""
     parts = [
         f"# EAGLE-3 head for {name}",
-        _facts(name, alias, config, evidence, weights_bytes=weights_bytes, licence=licence),
+        _facts(
+            name,
+            alias,
+            config,
+            num_weights=num_weights,
+            weights_bytes=weights_bytes,
+            licence=licence,
+        ),
         "It comes with fledge and is the default head of its target: `fledge generate`, `chat`, "
         "`serve` and `demo` use it without being told, `--head none` does without. It was trained "
         "for exactly these weights of the target. It proposes tokens and the target checks each of "
@@ -77,8 +85,8 @@ def _facts(
     name: str,
     alias: Alias | None,
     config: HeadConfig,
-    evidence: Evidence,
     *,
+    num_weights: int,
     weights_bytes: int,
     licence: str,
 ) -> str:
@@ -86,12 +94,13 @@ def _facts(
     if alias is not None:
         target = f"{alias.model}, {alias.quantisation} dequantised; its weights: {alias.licence}"
     taps = "2, n//2 and n-3" if config.taps is None else ", ".join(map(str, config.taps))
-    weights = evidence.training.counts["weights"]
+    turned = [("output rows", "the target's, turned by a learned matrix")]
     rows = [
         ("target", target),
         ("kind", _kind(config)),
-        ("size", f"{weights:,} parameters, {weights_bytes / 1e6:.1f} MB in bfloat16"),
+        ("size", f"{num_weights:,} parameters, {weights_bytes / 1e6:.1f} MB in bfloat16"),
         ("draft vocabulary", f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"),
+        *(turned if config.turned_rows else []),
         ("MLP width", f"{config.intermediate_size:,}"),
         ("target layers read", f"{taps} (completed layers)"),
         ("licence of the head", licence),
@@ -223,13 +232,21 @@ def _data(evidence: Evidence) -> list[str]:
             for name in ("samples", "tokens", "loss_tokens")
         )
         several = len(evidence.corpora) > 1
-        coverage = evidence.corpora[0].counts["vocabulary"]["coverage"]
         parts.append(
             f"The target answered them itself: {samples:,} samples, {tokens:,} tokens, {said:,} of "
-            f"them answers{f', in {len(evidence.corpora)} corpora' if several else ''}. The draft "
-            f"vocabulary covers {coverage:.1%} of what it said{' in the first' if several else ''}."
+            f"them answers{f', in {len(evidence.corpora)} corpora' if several else ''}."
+            + _coverage(evidence)
         )
     return ["## Data", *parts] if parts else []
+
+
+def _coverage(evidence: Evidence) -> str:
+    """Of the vocabulary that the first corpus brings; a run that chose its own did not keep it."""
+    if evidence.training.plan.settings.get("head", {}).get("draft_vocab_size"):
+        return ""
+    coverage = evidence.corpora[0].counts["vocabulary"]["coverage"]
+    where = " in the first" if len(evidence.corpora) > 1 else ""
+    return f" The draft vocabulary covers {coverage:.1%} of what it said{where}."
 
 
 def _commands(evidence: Evidence) -> str:

@@ -69,6 +69,7 @@ def ship_head(
             head.config,
             evidence,
             fingerprints=frozenset(known),
+            num_weights=sum(weight.numel() for weight in head.parameters()),
             weights_bytes=(staging / WEIGHTS).stat().st_size,
             licence=licence,
         )
@@ -104,8 +105,8 @@ def _check_files(staging: Path, head: Eagle3Head) -> None:
     if size >= MOST_BYTES:
         raise CapacityError(
             f"the head takes {format_bytes(size)} in bfloat16, and one that comes with fledge may "
-            f"take less than {format_bytes(MOST_BYTES)}; train one with a narrower MLP or a "
-            "smaller draft vocabulary."
+            f"take less than {format_bytes(MOST_BYTES)}; train one with a narrower MLP, a "
+            "smaller draft vocabulary or train.head.turned_rows."
         )
     written = load_head(staging)
     for name, tensor in head.state_dict().items():

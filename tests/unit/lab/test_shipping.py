@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fledge import Engine, SamplingParams
 from fledge.contracts.errors import ArtifactError, CapacityError, FledgeError, MismatchError
 from fledge.contracts.progress import SilentProgress
 from fledge.contracts.tuned_settings import read_tuned
@@ -125,6 +127,31 @@ def test_the_directory_is_a_head_of_half_the_bytes(
     assert again.manifest.fingerprint == shipped.manifest.fingerprint
 
 
+def test_rows_that_are_the_targets_are_not_shipped(tmp_path: Path, target: Path) -> None:
+    head = save_random_head(target, tmp_path / "run", turned_rows=True)
+    shipped = ship(head, target, tmp_path / "heads")
+    stored = load_file(shipped.directory / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    before, after = load_head(head), load_head(shipped.directory)
+    assert after.config == before.config
+    assert torch.equal(before.state_dict()["lm_head.turn"].bfloat16(), stored["lm_head.turn"])
+    assert torch.equal(before.draft_to_target_V, after.draft_to_target_V)
+    numbers = sum(tensor.numel() for tensor in stored.values() if tensor.is_floating_point())
+    card = (shipped.directory / "README.md").read_text()
+    assert f"| size | {numbers:,} parameters, 0.0 MB in bfloat16 |" in card
+    assert "| output rows | the target's, turned by a learned matrix |" in card
+
+    found = find_shipped_head(str(target), root=tmp_path / "heads")
+    assert found is not None
+    params = SamplingParams(max_tokens=8)
+    texts = []
+    for directory in (found.directory, None):
+        engine = Engine.load(str(target), head=directory, device="cpu", dtype="float32")
+        texts.append([one.token_ids for one in engine.generate([(5, 9, 13)], params)])
+        assert (directory is not None) == (sum(engine.stats.offered_at_depth) > 0)
+    assert texts[0] == texts[1]
+
+
 def test_a_tuning_goes_along_without_places_and_losers(
     tmp_path: Path, head: Path, target: Path
 ) -> None:
@@ -172,8 +199,10 @@ def test_the_card_says_what_was_measured(tmp_path: Path, head: Path, target: Pat
         "| loss | soft_cross_entropy, 7 draft steps, each 0.8 of the one before |",
         "| optimizer | AdamW, learning rate 0.001 |",
         "| licence of the head | MIT |",
+        f"| size | {sum(one.numel() for one in load_head(head).parameters()):,} parameters, ",
     ):
         assert line in card
+    assert "output rows" not in card
 
 
 @pytest.mark.parametrize(
@@ -241,6 +270,27 @@ def test_all_corpora_are_on_the_card(tmp_path: Path, head: Path, target: Path) -
     turned = replace(given, corpora=[second, first])
     with pytest.raises(MismatchError, match=r"and \w{16}, and --corpus names \w{16} and \w"):
         ship_head(head, turned, **options, progress=SilentProgress())
+
+
+def test_a_vocabulary_that_the_run_chose_is_not_the_corpus(
+    tmp_path: Path, head: Path, target: Path
+) -> None:
+    plan = training_manifest(target).plan
+    for size, is_said in ((0, True), (64, False)):
+        settings = {**plan.settings, "head": {"draft_vocab_size": size}}
+        training = replace(training_manifest(target), plan=replace(plan, settings=settings))
+        training = trained_on(training, corpus().fingerprint)
+        shipped = ship_head(
+            head,
+            Evidence(training=training, corpora=[corpus()]),
+            target=str(target),
+            root=tmp_path,
+            licence="MIT",
+            progress=SilentProgress(),
+        )
+        card = (shipped.directory / "README.md").read_text()
+        assert "700,000 of them answers." in card
+        assert ("draft vocabulary covers 98.8% of what it said." in card) == is_said
 
 
 def trained_on(training: Manifest, corpus: str) -> Manifest:
