@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fledge.contracts import provenance
 from fledge.models.head import Eagle3Head
-from fledge.models.head_files import load_head
+from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.target import Target
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     target = load_once(options.target, "", "cpu", "float32")
-    head = load_head(options.head).float().eval()
+    head = fit_to_target(load_head(options.head), target)
     prompts = json.loads((options.work / "prompts.json").read_bytes())["prompts"]
     document: dict[str, Any] = {
         "what": "acceptance as engines counted it, and of fledge's head along the same texts",

@@ -50,7 +50,7 @@ TargetOption = Annotated[
         "--target",
         metavar="NAME",
         help="The model the head was made for: sizes and layers are compared with it. Only its "
-        "config is read, except for gguf and openvino, which need it.",
+        "config is read, except for gguf and openvino and heads with turned rows, which need it.",
     ),
 ]
 VerifyOption = Annotated[
