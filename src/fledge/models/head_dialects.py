@@ -5,14 +5,13 @@ Layer ids are the trap. Inside fledge they count completed layers. At the top le
 layer is named one less, as the index of the layer whose output it is.
 """
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.models.head_config import NUM_DEFAULT_TAPS, HeadConfig
+from fledge.models.json_fields import Fields
 from fledge.models.nested_layer import fill_defaults
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -33,103 +32,9 @@ _EAGLE_FLAGS = {
 """What Model-Optimizer writes under `eagle_config`, with the values that make an EAGLE-3 head."""
 
 
-class _Fields:
-    """Typed reads of one JSON object; null means absent, and a wrong type is never guessed at."""
-
-    def __init__(self, values: dict[str, Any], where: str, prefix: str = "") -> None:
-        self.values = values
-        self._where, self._prefix = where, prefix
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; it must be there unless there is a default."""
-        if default is not None and self.values.get(key) is None:
-            return default
-        size: int = self._checked(key, _is_size, "a positive whole number")
-        return size
-
-    def number(self, key: str, default: float) -> float:
-        if self.values.get(key) is None:
-            return default
-        return float(self._checked(key, _is_positive_number, "a positive finite number"))
-
-    def flag(self, key: str, default: bool) -> bool:
-        if self.values.get(key) is None:
-            return default
-        flag: bool = self._checked(key, _is_flag, "true or false")
-        return flag
-
-    def text(self, key: str) -> str | None:
-        if self.values.get(key) is None:
-            return None
-        text: str = self._checked(key, _is_text, "a string")
-        return text
-
-    def texts(self, key: str) -> list[str]:
-        if self.values.get(key) is None:
-            return []
-        texts: list[str] = self._checked(key, _is_list_of(_is_text), "a list of strings")
-        return texts
-
-    def layers(self, key: str) -> tuple[int, ...]:
-        if self.values.get(key) is None:
-            return ()
-        need = "a list of whole numbers from 0"
-        return tuple(self._checked(key, _is_list_of(_is_layer), need))
-
-    def object(self, key: str) -> "_Fields":
-        if self.values.get(key) is None:
-            return _Fields({}, self._where)
-        values = self._checked(key, _is_object, "an object")
-        return _Fields(values, self._where, f"{self._prefix}{key}.")
-
-    def mapped(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> "_Fields":
-        """The same object with other values, still called by its own name in errors."""
-        return _Fields(change(self.values), self._where, self._prefix)
-
-    def _checked(self, key: str, fits: Callable[[Any], bool], need: str) -> Any:
-        value = self.values.get(key)
-        if not fits(value):
-            raise ArtifactError(
-                f"{self._where}: {self._prefix}{key} is {value!r}; {need} is needed."
-            )
-        return value
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_size(value: Any) -> bool:
-    return _is_whole(value) and value > 0
-
-
-def _is_layer(value: Any) -> bool:
-    return _is_whole(value) and value >= 0
-
-
-def _is_positive_number(value: Any) -> bool:
-    return (_is_whole(value) or isinstance(value, float)) and 0 < value <= sys.float_info.max
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
 def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
     """Read either dialect; `where` names the file in errors."""
-    top = _Fields(data, where)
+    top = Fields(data, where)
     is_nested = _NESTED in data
     layer = top.object(_NESTED).mapped(fill_defaults) if is_nested else top
     eagle = top.object("eagle_config")
@@ -171,7 +76,7 @@ def json_to_config(data: dict[str, Any], *, where: str) -> HeadConfig:
         raise MismatchError(f"{where}: {error}") from error
 
 
-def _check_architecture(layer: _Fields, where: str) -> None:
+def _check_architecture(layer: Fields, where: str) -> None:
     """Refuse what would load and draft badly: other layers than the one EAGLE-3 has."""
     activation = layer.text("hidden_act")
     if activation not in (None, _ACTIVATION):
@@ -186,7 +91,7 @@ def _check_architecture(layer: _Fields, where: str) -> None:
         )
 
 
-def _check_variant(top: _Fields, eagle: _Fields, where: str) -> None:
+def _check_variant(top: Fields, eagle: Fields, where: str) -> None:
     """Refuse relatives of EAGLE-3 that share its tensors and compute something else."""
     kind = top.text("speculators_model_type")
     if kind not in (None, "eagle3"):
@@ -206,7 +111,7 @@ def _check_variant(top: _Fields, eagle: _Fields, where: str) -> None:
         )
 
 
-def _has_qk_norm(top: _Fields, layer: _Fields) -> bool:
+def _has_qk_norm(top: Fields, layer: Fields) -> bool:
     """Whether the layer is Qwen3's; serving engines choose their code by the architecture."""
     names = [] if _NESTED in top.values else top.texts("architectures")
     if names:
@@ -216,12 +121,12 @@ def _has_qk_norm(top: _Fields, layer: _Fields) -> bool:
 
 def ties_embeddings(data: dict[str, Any], *, where: str) -> bool:
     """Whether the logits are made with the embedding when there is no `lm_head`."""
-    top = _Fields(data, where)
+    top = Fields(data, where)
     nested = top.object(_NESTED).flag("tie_word_embeddings", False)
     return top.flag("tie_word_embeddings", nested)
 
 
-def _taps(top: _Fields, eagle: _Fields, where: str) -> tuple[int, ...] | None:
+def _taps(top: Fields, eagle: Fields, where: str) -> tuple[int, ...] | None:
     completed, outputs = top.layers(_LAYER_IDS), eagle.layers(_LAYER_IDS)
     from_outputs = tuple(layer + 1 for layer in outputs)
     if completed and outputs and completed != from_outputs:
@@ -232,7 +137,7 @@ def _taps(top: _Fields, eagle: _Fields, where: str) -> tuple[int, ...] | None:
     return completed or from_outputs or None
 
 
-def _rope(layer: _Fields, where: str) -> tuple[float, dict[str, Any] | None]:
+def _rope(layer: Fields, where: str) -> tuple[float, dict[str, Any] | None]:
     """Theta and, for rope types beyond the default, their parameters; either schema."""
     newer, older = layer.object("rope_parameters"), layer.object("rope_scaling")
     parameters = newer if newer.values else older
@@ -248,17 +153,23 @@ def _rope(layer: _Fields, where: str) -> tuple[float, dict[str, Any] | None]:
     return theta, {"rope_type": rope_type, **rest}
 
 
-def _window(layer: _Fields) -> int | None:
+def _window(layer: Fields) -> int | None:
     """The window of a head whose one layer says it slides; a bare key may be a leftover."""
     is_sliding = layer.texts("layer_types")[:1] == ["sliding_attention"]
     return layer.size("sliding_window") if is_sliding else None
+
+
+def _architecture(config: HeadConfig) -> str:
+    name = f"Eagle3{_QWEN3}" if config.qk_norm else "LlamaForCausalLMEagle3"
+    # Nobody else knows this one: an engine that skips tensors it does not know would draft badly.
+    return f"TurnedRows{name}" if config.turned_rows else name
 
 
 def config_to_json(config: HeadConfig) -> dict[str, Any]:
     """The Llama-like dialect that SpecForge writes and both serving engines read."""
     rope_scaling = config.rope_scaling
     data: dict[str, Any] = {
-        "architectures": [f"Eagle3{_QWEN3}" if config.qk_norm else "LlamaForCausalLMEagle3"],
+        "architectures": [_architecture(config)],
         "model_type": "qwen3" if config.qk_norm else "llama",
         "hidden_size": config.hidden_size,
         "target_hidden_size": config.target_hidden_size,
