@@ -24,6 +24,10 @@ class HeadSettings:
     """Tokens that are drafted: those said most often in what is learned, sources counted as often
     as `train.sources` says. 0 takes the vocabulary of the corpus, or of the first of several."""
 
+    common_tokens: int = 0
+    """Of these, so many that are said most often are all that a CPU drafts, where every row of the
+    output matrix takes time; 0 leaves it at all. Needs `draft_vocab_size`."""
+
     fc_norm: bool = False
     """EAGLE-3.1: one norm per tapped layer before they are fused."""
 
@@ -55,6 +59,13 @@ class HeadSettings:
             )
         check_range("mlp_width", self.mlp_width, 0)
         check_range("draft_vocab_size", self.draft_vocab_size, 0)
+        check_range("common_tokens", self.common_tokens, 0)
+        if self.common_tokens and self.common_tokens >= self.draft_vocab_size:
+            raise ConfigError(
+                f"common_tokens is {self.common_tokens} and draft_vocab_size "
+                f"{self.draft_vocab_size}; the first must be smaller, and counts nothing where the "
+                "second is 0."
+            )
         check_range("sliding_window", self.sliding_window, 0)
         check_range("rope_theta", self.rope_theta, 0)
 

@@ -166,6 +166,9 @@ class Eagle3Head(nn.Module):
     own_embedding: Tensor | None
     """Embedding of a head that brings one; nearly all share the target's."""
 
+    common_V: Tensor | None
+    """Drafted tokens that are said often, where the head knows: a CPU drafts these alone."""
+
     def __init__(
         self,
         config: HeadConfig,
@@ -195,20 +198,35 @@ class Eagle3Head(nn.Module):
             draft_to_target_V = torch.arange(config.draft_vocab_size)
         self.register_buffer("draft_to_target_V", draft_to_target_V, persistent=False)
         self.register_buffer("own_embedding", own_embedding, persistent=False)
+        self.register_buffer("common_V", None, persistent=False)
 
     def with_own_rows(self, target_rows_VD: Tensor) -> "Eagle3Head":
         """An ordinary head of a head with turned rows; the rest is shared, not copied."""
         assert isinstance(self.lm_head, TurnedRows)
-        config = dataclasses.replace(self.config, turned_rows=False)
-        weights = dict(self.state_dict())
-        turn_DD = weights.pop("lm_head.turn")
+        turn_DD = self.lm_head.turn.detach()
         rows_VD = turned(target_rows_VD.to(turn_DD.device), turn_DD.float()).to(turn_DD.dtype)
+        whole = self._with_rows(rows_VD, self.draft_to_target_V)
+        whole.common_V = self.common_V
+        return whole
+
+    def of_common_tokens(self) -> "Eagle3Head":
+        """An ordinary head that drafts nothing but common tokens; the rest is shared."""
+        assert self.common_V is not None
+        rows_VD = self.lm_head.weight.detach()[self.common_V]
+        return self._with_rows(rows_VD, self.draft_to_target_V[self.common_V])
+
+    def _with_rows(self, rows_VD: Tensor, draft_to_target_V: Tensor) -> "Eagle3Head":
+        weights = {
+            name: one for name, one in self.state_dict().items() if not name.startswith("lm_head")
+        }
         with torch.device("meta"):
-            whole = Eagle3Head(config)
-        whole.load_state_dict({**weights, "lm_head.weight": rows_VD}, assign=True)
-        whole.draft_to_target_V = self.draft_to_target_V
-        whole.own_embedding = self.own_embedding
-        return whole.train(self.training)
+            other = Eagle3Head(
+                dataclasses.replace(self.config, turned_rows=False, draft_vocab_size=len(rows_VD))
+            )
+        other.load_state_dict({**weights, "lm_head.weight": rows_VD}, assign=True)
+        other.draft_to_target_V = draft_to_target_V
+        other.own_embedding = self.own_embedding
+        return other.train(self.training)
 
     def embed(self, token_ids_T: Tensor, target_embedding: Tensor) -> Tensor:
         """Embeddings of target tokens, from the target's matrix unless the head has its own."""

@@ -20,8 +20,10 @@ from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.head_dialects import config_to_json, json_to_config, ties_embeddings
 from fledge.models.head_vocabulary import (
+    COMMON,
     MEMBERS,
     OFFSETS,
+    check_common,
     read_vocabulary,
     type_name,
     vocabulary_tensors,
@@ -52,6 +54,8 @@ class HeadParts(NamedTuple):
     is_tied: bool
     """The logits are made with rows of the embedding."""
 
+    common_V: Tensor | None
+
     @property
     def needs_lm_head(self) -> bool:
         """Whether rows of the target must become the head's `lm_head`."""
@@ -76,6 +80,7 @@ def read_parts(directory: Path) -> HeadParts:
     config = json_to_config(data, where=where)
     tensors = read_weights(directory)
     offsets, members = tensors.pop(OFFSETS, None), tensors.pop(MEMBERS, None)
+    common = tensors.pop(COMMON, None)
     _check_types(directory, tensors)
     # Layers with biases have one behind attention in some libraries and none in others.
     config = dataclasses.replace(config, output_bias=_OUTPUT_BIAS in tensors)
@@ -83,7 +88,9 @@ def read_parts(directory: Path) -> HeadParts:
     embedding, is_tied = tensors.pop(_EMBEDDING, None), ties_embeddings(data, where=where)
     if is_tied and embedding is not None and _LM_HEAD not in tensors:
         tensors[_LM_HEAD] = embedding[targets_V]
-    return HeadParts(directory, config, tensors, targets_V, embedding, is_tied)
+    if common is not None:
+        check_common(directory, config, common)
+    return HeadParts(directory, config, tensors, targets_V, embedding, is_tied, common)
 
 
 def assemble(parts: HeadParts, lm_head_VD: Tensor | None = None) -> Eagle3Head:
@@ -97,6 +104,7 @@ def assemble(parts: HeadParts, lm_head_VD: Tensor | None = None) -> Eagle3Head:
     head.load_state_dict(tensors, strict=True, assign=True)
     head.draft_to_target_V = parts.draft_to_target_V
     head.own_embedding = parts.embedding
+    head.common_V = parts.common_V
     return head.eval()
 
 
@@ -122,6 +130,9 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
     target.check_taps(config.resolve_taps(target.num_layers))
     if config.turned_rows:
         head = head.with_own_rows(target_rows(target.readout, head.draft_to_target_V))
+    if head.common_V is not None and target.device.type == "cpu":
+        # A core pays for every row of the output matrix; a GPU hardly notices.
+        head = head.of_common_tokens()
     place = (target.device, target.dtype)
     if all((weight.device, weight.dtype) == place for weight in head.parameters()):
         return head
@@ -177,6 +188,8 @@ def _tensors_to_save(head: Eagle3Head) -> dict[str, Tensor]:
     tensors |= vocabulary_tensors(head.draft_to_target_V, head.config.vocab_size)
     if head.own_embedding is not None:
         tensors[_EMBEDDING] = head.own_embedding.cpu()
+    if head.common_V is not None:
+        tensors[COMMON] = head.common_V.cpu()
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fledge.contracts.errors import ArtifactError, MismatchError
 from fledge.models.head_config import HeadConfig
 
-OFFSETS, MEMBERS = "d2t", "t2d"
+OFFSETS, MEMBERS, COMMON = "d2t", "t2d", "common"
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
 
 
@@ -21,6 +21,18 @@ def read_vocabulary(
     if members is not None:
         _check_members(directory, config, members, targets_V)
     return targets_V
+
+
+def check_common(directory: Path, config: HeadConfig, common_V: Tensor) -> None:
+    """Flags of the drafted tokens that are said often: fledge's own, other engines have no such."""
+    if common_V.dtype != torch.bool or common_V.shape != (config.draft_vocab_size,):
+        raise MismatchError(
+            f"{COMMON} in {directory} is of type {type_name(common_V)} and shape "
+            f"{list(common_V.shape)}; a flag (bool) for each of the {config.draft_vocab_size} "
+            "drafted tokens is needed."
+        )
+    if not bool(common_V.any()):
+        raise MismatchError(f"{COMMON} in {directory} names none of the drafted tokens.")
 
 
 def vocabulary_tensors(draft_to_target_V: Tensor, vocab_size: int) -> dict[str, Tensor]:

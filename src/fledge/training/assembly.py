@@ -69,15 +69,21 @@ def assemble(
     """
     division, order = make_order(given, settings)
     readout, embedding_VD = target.readout, target.embedding.weight.detach()
+    config = given.head_config(settings)
+    draft_ids, common = given.choose_draft_ids(
+        division.trained, settings, progress or SilentProgress()
+    )
     head = make_head(
-        given.head_config(settings),
-        given.choose_draft_ids(division.trained, settings, progress or SilentProgress()),
+        config,
+        draft_ids,
         seed=settings.seed,
         readout=readout if settings.head.lm_head_from_target else None,
     )
     if given.start is not None:
         given.start.give_to(head)
     exhibit = Eagle3Head(head.config, head.draft_to_target_V)
+    if common is not None:
+        exhibit.common_V = torch.from_numpy(common)
     source = _source(given, settings, target, head.draft_to_target_V)
     if settings.keep_readings and isinstance(source, OnlineSource):
         used = np.union1d(division.trained, division.held_out)

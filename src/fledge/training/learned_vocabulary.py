@@ -1,5 +1,7 @@
 """A draft vocabulary of what is learned, each source as often as it is learned."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,14 +11,26 @@ from fledge.store.vocab_map import VocabMap, choose_vocabulary
 from fledge.training.sources import SampleTable
 
 
+class Learned(NamedTuple):
+    """A draft vocabulary."""
+
+    vocab_map: VocabMap
+    share: float
+    """Of what was said, the part that is in it."""
+
+    common: NDArray[np.bool_] | None
+    """Which of its tokens are said most often, where some are to be told apart."""
+
+
 def learned_vocabulary(
     corpus: Samples,
     samples: SampleTable,
     learned: NDArray[np.int64],
     facts: TargetFacts,
     size: int,
-) -> tuple[VocabMap, float]:
-    """The vocabulary, and its share of what the target said in what is learned.
+    num_common: int = 0,
+) -> Learned:
+    """The most frequent tokens of what the target said in what is learned.
 
     `learned` are positions of samples, those that are learned three times in it three times.
     """
@@ -27,7 +41,11 @@ def learned_vocabulary(
         own, first = times[first : first + len(shard)], first + len(shard)
         counts += _count(shard.token_ids, shard.loss_mask, np.diff(shard.offsets), own, len(counts))
     found = choose_vocabulary(counts, min(size, facts.vocab_size), facts.eos_token_ids)
-    return found, found.coverage(counts)
+    common = None
+    if num_common:
+        few = choose_vocabulary(counts, num_common, facts.eos_token_ids)
+        common = np.isin(found.target_ids, few.target_ids)
+    return Learned(found, found.coverage(counts), common)
 
 
 def _count(

@@ -84,16 +84,21 @@ class TrainInput:
 
     def choose_draft_ids(
         self, learned: NDArray[np.int64], settings: TrainSettings, progress: Progress
-    ) -> NDArray[np.int64]:
-        """The target's ids of the tokens that are drafted, ascending; `learned` are positions."""
-        size = settings.head.draft_vocab_size
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """The target's ids of the tokens that are drafted, ascending, and which are common.
+
+        `learned` are positions of samples.
+        """
+        size, num_common = settings.head.draft_vocab_size, settings.head.common_tokens
         if not size:
-            return self.vocab_map.target_ids
+            return self.vocab_map.target_ids, None
         assert isinstance(self.inside, Corpora), "`head_config` refuses features"
         facts = read_facts(self.directory)
-        found, share = learned_vocabulary(self.inside, self.samples, learned, facts, size)
-        progress.note(f"{len(found):,} tokens are drafted, {share:.2%} of what is learned")
-        return found.target_ids
+        found = learned_vocabulary(self.inside, self.samples, learned, facts, size, num_common)
+        progress.note(
+            f"{len(found.vocab_map):,} tokens are drafted, {found.share:.2%} of what is learned"
+        )
+        return found.vocab_map.target_ids, found.common
 
     def plan(self, settings: TrainSettings) -> Plan:
         """What the run's directory will hold."""
