@@ -7,6 +7,7 @@ from typing import Any
 from fledge.data.markdown_table import render_table
 from fledge.lab.scorecard import shown
 from fledge.lab.training_table import render_training
+from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.store.catalogue import Alias
 from fledge.store.manifest import Manifest
@@ -46,11 +47,10 @@ class Evidence:
 def render_card(
     name: str,
     alias: Alias | None,
-    config: HeadConfig,
+    head: Eagle3Head,
     evidence: Evidence,
     *,
     fingerprints: frozenset[str],
-    num_weights: int,
     weights_bytes: int,
     licence: str,
 ) -> str:
@@ -60,8 +60,7 @@ def render_card(
         _facts(
             name,
             alias,
-            config,
-            num_weights=num_weights,
+            head,
             weights_bytes=weights_bytes,
             licence=licence,
         ),
@@ -84,22 +83,25 @@ def render_card(
 def _facts(
     name: str,
     alias: Alias | None,
-    config: HeadConfig,
+    head: Eagle3Head,
     *,
-    num_weights: int,
     weights_bytes: int,
     licence: str,
 ) -> str:
-    target = name
+    target, config = name, head.config
     if alias is not None:
         target = f"{alias.model}, {alias.quantisation} dequantised; its weights: {alias.licence}"
     taps = "2, n//2 and n-3" if config.taps is None else ", ".join(map(str, config.taps))
+    num_weights = sum(weight.numel() for weight in head.parameters())
+    drafted = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
+    if head.common_V is not None:
+        drafted += f"; on a CPU the {int(head.common_V.sum()):,} of them that are common"
     turned = [("output rows", "the target's, turned by a learned matrix")]
     rows = [
         ("target", target),
         ("kind", _kind(config)),
         ("size", f"{num_weights:,} parameters, {weights_bytes / 1e6:.1f} MB in bfloat16"),
-        ("draft vocabulary", f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"),
+        ("draft vocabulary", drafted),
         *(turned if config.turned_rows else []),
         ("MLP width", f"{config.intermediate_size:,}"),
         ("target layers read", f"{taps} (completed layers)"),

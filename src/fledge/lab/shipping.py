@@ -66,10 +66,9 @@ def ship_head(
         card = render_card(
             name,
             alias,
-            head.config,
+            head,
             evidence,
             fingerprints=frozenset(known),
-            num_weights=sum(weight.numel() for weight in head.parameters()),
             weights_bytes=(staging / WEIGHTS).stat().st_size,
             licence=licence,
         )

@@ -152,6 +152,19 @@ def test_rows_that_are_the_targets_are_not_shipped(tmp_path: Path, target: Path)
     assert texts[0] == texts[1]
 
 
+def test_the_card_says_which_tokens_a_cpu_drafts(tmp_path: Path, target: Path) -> None:
+    found = load_head(save_random_head(target, tmp_path / "all"))
+    size = found.config.draft_vocab_size
+    found.common_V = torch.arange(size) < 7
+    save_head(found, tmp_path / "run")
+    shipped = ship(tmp_path / "run", target, tmp_path / "heads")
+    read = load_head(shipped.directory)
+    assert read.common_V is not None
+    assert torch.equal(read.common_V, found.common_V)
+    said = f"{size:,} of {found.config.vocab_size:,} tokens; on a CPU the 7 of them that are common"
+    assert f"| draft vocabulary | {said} |" in (shipped.directory / "README.md").read_text()
+
+
 def test_a_tuning_goes_along_without_places_and_losers(
     tmp_path: Path, head: Path, target: Path
 ) -> None:
