@@ -47,6 +47,8 @@ def _facts(run: Manifest) -> dict[str, str]:
 def _loss(loss: Mapping[str, Any]) -> str:
     temperature, decay = loss.get("target_temperature", 1.0), loss["step_decay"]
     parts = [f"{loss['kind']}, {loss['steps']} draft steps"]
+    if early := loss.get("early_steps"):
+        parts.append(f"{early} in the first {loss['early_share']:.0%}")
     if temperature != 1:
         parts.append(f"the target's probabilities at temperature {temperature:g}")
     if decay != 1:

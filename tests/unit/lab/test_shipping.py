@@ -243,7 +243,13 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
         **plan.settings,
         "max_steps": 28,
         "sources": ["own*2", "math"],
-        "loss": {**plan.settings["loss"], "chain_weights": True, "target_temperature": 0.7},
+        "loss": {
+            **plan.settings["loss"],
+            "chain_weights": True,
+            "target_temperature": 0.7,
+            "early_steps": 3,
+            "early_share": 0.6,
+        },
         "optimizer": {"kind": "muon", "learning_rate": 2e-3, "muon_rate": 0.05, "muon_decay": 0.1},
     }
     training = replace(training_manifest(target), plan=replace(plan, settings=settings))
@@ -260,7 +266,7 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
     for line in (
         "| tokens seen | 14,336 |",
         "| sources, times an epoch | own*2, math |",
-        "7 draft steps, the target's probabilities at temperature 0.7, "
+        "7 draft steps, 3 in the first 60%, the target's probabilities at temperature 0.7, "
         "each 0.8 of the one before, each by how likely the guesses before it are accepted |",
         "| optimizer | Muon for matrices, rate 0.05, weight decay 0.1; AdamW for the rest, ",
     ):
