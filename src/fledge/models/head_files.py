@@ -131,7 +131,7 @@ def fit_to_target(head: Eagle3Head, target: Target) -> Eagle3Head:
     if config.turned_rows:
         head = head.with_own_rows(target_rows(target.readout, head.draft_to_target_V))
     if head.common_V is not None and target.device.type == "cpu":
-        # A core pays for every row of the output matrix; a GPU hardly notices.
+        # A core pays for every row of the output matrix.
         head = head.of_common_tokens()
     place = (target.device, target.dtype)
     if all((weight.device, weight.dtype) == place for weight in head.parameters()):
