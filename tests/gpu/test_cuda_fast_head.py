@@ -15,6 +15,7 @@ from fledge.models.attention import attend_packed
 from fledge.models.fast_head import FastHead, HeadStep
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
+from fledge.models.head_files import fit_to_target
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.draft_level import Frontier, Maps, Proposal, score_level
 from fledge.ops.head_input import join_inputs
@@ -244,3 +245,18 @@ def test_an_engine_answers_as_without_drafts(architecture: str, width: int) -> N
     plain = Engine(target, settings=settings).generate(prompts(), params)
     engine = Engine(target, tiny_head(target, draft_vocab_size=97), settings)
     assert token_ids(engine.generate(prompts(), params)) == token_ids(plain)
+
+
+def test_a_head_with_turned_rows_drafts_all_of_its_tokens() -> None:
+    target = target_of(tiny_model("llama").to(CUDA))
+    head = tiny_head(target, draft_vocab_size=97, turned_rows=True).cpu()
+    head.common_V = torch.arange(97) < 20
+    served = fit_to_target(head, target)
+    assert served.lm_head.weight.device.type == CUDA.type
+    assert torch.equal(served.draft_to_target_V.cpu(), head.draft_to_target_V)
+    settings = EngineSettings(tree=TreeSettings(depth=4, width=4, budget=16), graphs="on")
+    params = SamplingParams(max_tokens=40)
+    plain = Engine(target, settings=settings).generate(prompts(), params)
+    engine = Engine(target, head, settings)
+    assert token_ids(engine.generate(prompts(), params)) == token_ids(plain)
+    assert engine.stats.offered_at_depth[0] > 0

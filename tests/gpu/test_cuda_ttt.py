@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.train_settings import LossSettings
+from fledge.models.turned_rows import TurnedRows, target_rows
 from fledge.ops.attention import AttentionSpec
 from fledge.ops.documents import make_documents
 from fledge.ops.draft_attention import StepKeys, attend_step, attend_step_plain
@@ -48,6 +49,9 @@ class Case:
         sizes = {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}
         self.head = tiny_head(self.target, draft_vocab_size=80, **{**sizes, **flags}).to(CUDA)
         self.readout = random_readout(self.head, torch.float32)
+        if isinstance(self.head.lm_head, TurnedRows):
+            rows_VD = target_rows(self.readout, self.head.draft_to_target_V)
+            self.head.lm_head.rows_VD = rows_VD.to(CUDA)
         self.batch = random_batch(
             self.head,
             self.readout,
@@ -86,6 +90,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"sliding_window": 40, "fc_norm": True, "norm_output": True},
     {"sliding_window": 4, "norm_before_residual": True},
     {"head_dim": 128, "num_heads": 4, "num_kv_heads": 4},
+    {"turned_rows": True},
 ]
 
 

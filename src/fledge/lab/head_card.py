@@ -57,13 +57,7 @@ def render_card(
     """Markdown; `fingerprints` are those under which the documents may speak of the head."""
     parts = [
         f"# EAGLE-3 head for {name}",
-        _facts(
-            name,
-            alias,
-            head,
-            weights_bytes=weights_bytes,
-            licence=licence,
-        ),
+        _facts(name, alias, head, weights_bytes=weights_bytes, licence=licence),
         "It comes with fledge and is the default head of its target: `fledge generate`, `chat`, "
         "`serve` and `demo` use it without being told, `--head none` does without. It was trained "
         "for exactly these weights of the target. It proposes tokens and the target checks each of "

@@ -5,7 +5,6 @@ holds. It is made once, with memory for its few requests only; each measurement 
 weights into a head of its own, in the target's dtype, so training is not touched.
 """
 
-import dataclasses
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from fledge.engine.engine import Engine
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.target import Target
-from fledge.models.turned_rows import target_rows, turned
+from fledge.models.turned_rows import target_rows
 from fledge.training.metrics import Figure
 
 _MAX_TOGETHER = 16
@@ -131,12 +130,12 @@ class HeldOutDecoder:
         self._prompts = list(prompts)
         self._depth = depth
         self._params = SamplingParams(max_tokens=max_tokens)
-        # The engine's head has rows of its own, made anew of every matrix that turns them.
-        self._rows_VD = None
-        if config.turned_rows:
-            self._rows_VD = target_rows(target.readout, draft_to_target_V)
-        config = dataclasses.replace(config, turned_rows=False)
         head = Eagle3Head(config, draft_to_target_V, own_embedding)
+        # The engine's head has rows of its own, made anew of every matrix that turns them.
+        self._turned, self._rows_VD = None, None
+        if config.turned_rows:
+            self._turned, self._rows_VD = head, target_rows(target.readout, draft_to_target_V)
+            head = head.with_own_rows(self._rows_VD)
         self._head = head.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
         together = max(1, min(len(self._prompts), _MAX_TOGETHER))
         longest = max((len(prompt) for prompt in self._prompts), default=1)
@@ -158,9 +157,8 @@ class HeldOutDecoder:
     @torch.no_grad()
     def measure(self, weights: Mapping[str, Tensor]) -> DecodeSums:
         """Greedy answers with these weights of the head (a `state_dict`, whole, of any dtype)."""
-        given = dict(weights)
-        if self._rows_VD is not None:
-            turn_DD = given.pop("lm_head.turn").float()
-            given["lm_head.weight"] = turned(self._rows_VD.to(turn_DD.device), turn_DD)
-        self._head.load_state_dict(given, strict=True)
+        if self._turned is not None and self._rows_VD is not None:
+            self._turned.load_state_dict(dict(weights), strict=True)
+            weights = self._turned.with_own_rows(self._rows_VD).state_dict()
+        self._head.load_state_dict(dict(weights), strict=True)
         return sum_completions(self._engine.generate(self._prompts, self._params), self._depth)

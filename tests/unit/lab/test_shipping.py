@@ -253,16 +253,7 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, head: Path, target: Pa
         "optimizer": {"kind": "muon", "learning_rate": 2e-3, "muon_rate": 0.05, "muon_decay": 0.1},
     }
     training = replace(training_manifest(target), plan=replace(plan, settings=settings))
-    training = trained_on(training, corpus().fingerprint)
-    shipped = ship_head(
-        head,
-        Evidence(training=training, corpora=[corpus()]),
-        target=str(target),
-        root=tmp_path,
-        licence="MIT",
-        progress=SilentProgress(),
-    )
-    card = (shipped.directory / "README.md").read_text()
+    card = card_of(head, training, target, tmp_path)
     for line in (
         "| tokens seen | 14,336 |",
         "| sources, times an epoch | own*2, math |",
@@ -298,18 +289,22 @@ def test_a_vocabulary_that_the_run_chose_is_not_the_corpus(
     for size, is_said in ((0, True), (64, False)):
         settings = {**plan.settings, "head": {"draft_vocab_size": size}}
         training = replace(training_manifest(target), plan=replace(plan, settings=settings))
-        training = trained_on(training, corpus().fingerprint)
-        shipped = ship_head(
-            head,
-            Evidence(training=training, corpora=[corpus()]),
-            target=str(target),
-            root=tmp_path,
-            licence="MIT",
-            progress=SilentProgress(),
-        )
-        card = (shipped.directory / "README.md").read_text()
+        card = card_of(head, training, target, tmp_path)
         assert "700,000 of them answers." in card
         assert ("draft vocabulary covers 98.8% of what it said." in card) == is_said
+
+
+def card_of(head: Path, training: Manifest, target: Path, root: Path) -> str:
+    """What the card says of a head that was trained so on the corpus."""
+    shipped = ship_head(
+        head,
+        Evidence(training=trained_on(training, corpus().fingerprint), corpora=[corpus()]),
+        target=str(target),
+        root=root,
+        licence="MIT",
+        progress=SilentProgress(),
+    )
+    return (shipped.directory / "README.md").read_text()
 
 
 def trained_on(training: Manifest, corpus: str) -> Manifest:
