@@ -1,24 +1,32 @@
 """Whole runs on a CUDA device: online and from features, killed, poisoned, without a wait."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import TrainingError
 from fledge.contracts.train_settings import TrainSettings
+from fledge.engine.graphs import Graphs
 from fledge.features import capture_job
 from fledge.features.capture import capture
 from fledge.store.manifest import Manifest
 from fledge.testing import save_tiny_target
+from fledge.training import passes, stage
+from fledge.training.assembly import assemble
 from fledge.training.checkpoint import list_checkpoints
+from fledge.training.optimizer import Optimizer
+from fledge.training.passes import CapturedPasses
 from fledge.training.stage import train
 from fledge.training.train_input import open_input
-from fledge.training.trainer import Trainer
+from fledge.training.trainer import Parts, Trainer
 from tests.unit.features.capture_support import random_samples, save_corpus
 from tests.unit.training.train_support import (
     EXACT,
@@ -28,6 +36,7 @@ from tests.unit.training.train_support import (
     losses,
     with_held_out,
     with_loss,
+    with_optimizer,
 )
 
 pytestmark = [
@@ -126,19 +135,59 @@ def test_steps_never_wait_for_the_device(
         assert len(curve(tmp_path / name)) == 8
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_captured_steps_learn_what_launched_ones_do(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Sizes come again in later epochs, with other samples in other places."""
+    settings = replace(with_held_out(SHORT, every=100), max_steps=60, epochs=20)
+    settings = with_loss(with_optimizer(settings, kind=kind, ema=0.9), early_steps=2)
+    counted: list[Graphs] = []
+
+    def watched(*args: Any, **more: Any) -> Parts:
+        parts = assemble(*args, **more)
+        if isinstance(parts.passes, CapturedPasses):
+            counted.append(parts.passes._graphs)
+        return parts
+
+    monkeypatch.setattr(stage, "assemble", watched)
+    run(folder, tmp_path / "captured", settings)
+    monkeypatch.setattr(stage, "assemble", partial(assemble, is_captured=False))
+    run(folder, tmp_path / "launched", settings)
+    assert counted[0].is_capturing
+    assert counted[0].counts.replayed > 120 + 30  # all but two of clip and step, and many passes
+    for part in ("train", "held_out"):
+        ours, theirs = losses(tmp_path / "captured", part), losses(tmp_path / "launched", part)
+        assert ours == pytest.approx(theirs, rel=2e-2)
+
+
+def test_passes_without_room_for_a_second_one_are_launched(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph would keep memory that launched passes need as well."""
+    monkeypatch.setattr(passes, "_ROOM", 1e9)
+    settings = replace(with_held_out(SHORT, every=100), max_steps=12, epochs=20)
+    run(folder, tmp_path / "run", settings)
+    monkeypatch.setattr(stage, "assemble", partial(assemble, is_captured=False))
+    run(folder, tmp_path / "launched", settings)
+    ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "launched")
+    assert ours == pytest.approx(theirs, rel=2e-2)
+
+
 def test_the_state_before_a_bad_step_is_kept(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host learns of it a step late; the weights did not move meanwhile."""
-    take_step: Callable[..., None] = Trainer._take_step
+    clip: Callable[..., Tensor] = Optimizer.clip
+    steps = itertools.count()
 
-    def poisoned(trainer: Trainer, step: int, coming: Any) -> None:
-        weight = next(iter(trainer._parts.optimizer.weights.values()))
-        handle = weight.register_hook(lambda grad: grad * (float("nan") if step == 3 else 1.0))
-        take_step(trainer, step, coming)
-        handle.remove()
+    def poisoned(optimizer: Optimizer) -> Tensor:
+        weight = next(iter(optimizer.weights.values()))
+        if next(steps) == 3 and weight.grad is not None:
+            weight.grad.fill_(float("nan"))
+        return clip(optimizer)
 
-    monkeypatch.setattr(Trainer, "_take_step", poisoned)
+    monkeypatch.setattr(Optimizer, "clip", poisoned)
     settings = with_held_out(SHORT, every=100)
     with pytest.raises(TrainingError, match=r"step 4 .* state after step 3 is kept"):
         run(folder, tmp_path / "run", settings)

@@ -173,8 +173,8 @@ class Graphs:
             self.is_capturing = False
             torch.cuda.synchronize(self._device)
             _log.warning(
-                "cycles cannot be captured here (%s: %s); those that were not captured before are "
-                "launched piece by piece and wait for the host",
+                "work cannot be captured here (%s: %s); what was not captured before is launched "
+                "piece by piece and waits for the host",
                 type(error).__name__,
                 (str(error).strip().splitlines() or ["no reason given"])[0],
             )

@@ -186,11 +186,11 @@ def _by_group(states_QHD: Tensor, num_groups: int) -> Tensor:
     return by_head_HQD.reshape(num_groups, num_heads // num_groups, num_queries, size)
 
 
+def can_be_fused(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Whether one kernel attends all documents, and reads on the device where they lie."""
+    is_fused_size = head_size % 8 == 0 and head_size <= _FUSED_HEAD_SIZE
+    return device.type == "cuda" and dtype in _FUSED_DTYPES and is_fused_size
+
+
 def _can_be_fused(query_AHD: Tensor) -> bool:
-    head_size = query_AHD.shape[-1]
-    return (
-        query_AHD.is_cuda
-        and query_AHD.dtype in _FUSED_DTYPES
-        and head_size % 8 == 0
-        and head_size <= _FUSED_HEAD_SIZE
-    )
+    return can_be_fused(query_AHD.device, query_AHD.dtype, query_AHD.shape[-1])

@@ -23,13 +23,17 @@ class Documents:
 
     device: torch.device
 
+    bound: int | None = None
+    """No shorter than the longest of any documents that captured work will be replayed for."""
+
     @property
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
     @property
     def longest(self) -> int:
-        return max(self.lengths, default=0)
+        """Or the bound, where there is one."""
+        return max(self.lengths, default=0) if self.bound is None else self.bound
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

@@ -30,7 +30,9 @@ class Suffixes:
 
     @property
     def longest(self) -> int:
-        return max(self.lengths, default=0)
+        """Or the documents' bound, where there is one."""
+        bound = self.documents.bound
+        return max(self.lengths, default=0) if bound is None else bound
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -72,13 +74,26 @@ def reaching(
     """Where labels are reached from in so many steps; None for everywhere.
 
     `first_labels` are the first rows with a label within each document, its length for none.
-    Documents behind the last one that is named are padding. Of each, one token stays at least.
+    Documents behind the last one that is named are padding. Of each that is not empty, one token
+    stays at least.
     """
     if first_labels is None:
         return None
     firsts = (*first_labels, *documents.lengths[len(first_labels) :])
     lengths = tuple(
-        1 if first >= length else length - max(0, first - num_steps)
+        min(1, length) if first >= length else length - max(0, first - num_steps)
         for first, length in zip(firsts, documents.lengths, strict=True)
     )
     return None if lengths == documents.lengths else Suffixes(documents, lengths)
+
+
+def lengthened_to(suffixes: Suffixes, num_tokens: int) -> Suffixes:
+    """So many tokens together: suffixes begin earlier, the first documents' at first."""
+    missing = num_tokens - suffixes.num_tokens
+    lengths = []
+    for own, length in zip(suffixes.lengths, suffixes.documents.lengths, strict=True):
+        more = min(missing, length - own)
+        lengths.append(own + more)
+        missing -= more
+    assert missing == 0, "documents have no more tokens"
+    return Suffixes(suffixes.documents, tuple(lengths))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.train_settings import TrainSettings
+from fledge.engine.graphs import Graphs
 from fledge.features.feature_store import FeatureStore
 from fledge.models.checked_target import load_checked_target
 from fledge.models.head import Eagle3Head
@@ -14,6 +15,7 @@ from fledge.models.placement import pick_dtype
 from fledge.models.target import Target
 from fledge.models.target_reading import Readout
 from fledge.models.turned_rows import TurnedRows
+from fledge.ops.document_flash import can_be_fused
 from fledge.training.distributed import Processes, wrap
 from fledge.training.feature_sizes import measure_sizes
 from fledge.training.head_init import make_head
@@ -22,6 +24,7 @@ from fledge.training.offline import OfflineSource, TemperedShare
 from fledge.training.online import OnlineSource
 from fledge.training.optimizer import Optimizer
 from fledge.training.order import Division, TrainingOrder, divide, from_sources, some_of
+from fledge.training.passes import CapturedPasses, LaunchedPasses, Passes
 from fledge.training.sources import Source
 from fledge.training.train_input import TrainInput
 from fledge.training.trainer import Parts
@@ -62,10 +65,14 @@ def assemble(
     target: Target,
     processes: Processes,
     progress: Progress | None = None,
+    *,
+    is_captured: bool | None = None,
 ) -> Parts:
     """Everything a trainer needs, on this process's device.
 
-    Of the target only its matrices are kept, unless it has to read or to decode.
+    Of the target only its matrices are kept, unless it has to read or to decode. `is_captured` has
+    steps captured and replayed; None does so where one process trains on a GPU, and attention asks
+    the host nothing.
     """
     division, order = make_order(given, settings)
     readout, embedding_VD = target.readout, target.embedding.weight.detach()
@@ -94,7 +101,15 @@ def assemble(
             head.fc.weight.mul_(units["head.fc.weight"])
     inner = _module(head, embedding_VD, readout, settings)
     module = wrap(inner, processes, settings.parallel)
-    optimizer = Optimizer(inner, settings.optimizer, order.num_steps, units=units)
+    if is_captured is None:
+        is_captured = processes.count == 1 and can_be_fused(
+            given.device, _compute_dtype(settings, given.device), config.head_dim
+        )
+    graphs = Graphs(given.device) if is_captured else None
+    optimizer = Optimizer(inner, settings.optimizer, order.num_steps, units=units, graphs=graphs)
+    passes: Passes = LaunchedPasses(module, processes)
+    if graphs is not None and not settings.hidden_noise:
+        passes = CapturedPasses(inner, graphs, longest=int(given.samples.lengths.max()))
     is_copied = optimizer.average is not None or (
         processes.count > 1 and settings.parallel == "fsdp"
     )
@@ -117,7 +132,7 @@ def assemble(
             settings=settings,
             processes=processes,
         )
-    return Parts(module, optimizer, source, order, measurer, exhibit)
+    return Parts(passes, optimizer, source, order, measurer, exhibit)
 
 
 def _units(

@@ -44,8 +44,11 @@ class Muon:
         self._weight_decay = weight_decay
 
     @torch.no_grad()
-    def step(self, learning_rate: float, is_skipped: Tensor | None) -> None:
-        """Use the gradients; where the flag on the device is 1, nothing is changed."""
+    def step(self, learning_rate: float | Tensor, is_skipped: Tensor | None) -> None:
+        """Use the gradients; where the flag on the device is 1, nothing is changed.
+
+        A rate on the device is read there: captured steps have another one at every replay.
+        """
         for weight, momentum in zip(self.weights, self.momenta, strict=True):
             if weight.grad is None:
                 continue

@@ -1,6 +1,8 @@
 """AdamW or Muon on float32 weights, a learning rate by the step, and an average.
 
 Nothing here waits for the device: the norm of the gradient stays there until somebody reads it.
+Given graphs, clipping and moving the weights are captured and replayed. Gradients then have memory
+of their own that is cleared after every step, and the learning rate lies beside the weights.
 """
 
 import math
@@ -12,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from fledge.contracts.train_settings import OptimizerSettings
+from fledge.engine.graphs import Graphs
 from fledge.training.distributed import own_part, whole
 from fledge.training.muon import MOMENTUM, Muon
 
@@ -52,6 +55,7 @@ class Optimizer:
         *,
         is_fused: bool | None = None,
         units: Mapping[str, Tensor] | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         """`is_fused` runs each step as one kernel; None does so on a GPU.
 
@@ -64,6 +68,15 @@ class Optimizer:
         self._list: list[Tensor] = list(self.weights.values())
         assert all(one.dtype is torch.float32 for one in self._list), "masters are float32"
         self._is_fused = self._list[0].is_cuda if is_fused is None else is_fused
+        self._graphs = graphs
+        device = self._list[0].device
+        self._is_skipped, self._rate = (
+            torch.zeros((), device=device),
+            torch.zeros((), device=device),
+        )
+        if self._graphs is not None:
+            for one in self._list:
+                one.grad = torch.zeros_like(one)
         by_muon = {
             name: one
             for name, one in self.weights.items()
@@ -74,11 +87,15 @@ class Optimizer:
         others = [(name, one) for name, one in self.weights.items() if name not in by_muon]
         self._adamw = AdamW(
             _with_and_without_decay(others, settings.weight_decay),
-            lr=settings.learning_rate,
+            lr=settings.learning_rate if self._graphs is None else self._rate,
             betas=(settings.betas[0], settings.betas[1]),
             fused=self._is_fused,
             foreach=False,
+            capturable=self._graphs is not None and self._list[0].is_cuda,
         )
+        if self.skips_bad_steps:
+            # Where the host learns of it too late, the kernel itself leaves the weights alone.
+            setattr(self._adamw, _SKIPPED, self._is_skipped)
         self._in_units = [(self.weights[name], unit) for name, unit in (units or {}).items()]
         self.average: dict[str, Tensor] | None = None
         if settings.ema:
@@ -97,47 +114,63 @@ class Optimizer:
         return self._is_fused and not isinstance(self._list[0], DTensor)
 
     def clip(self) -> Tensor:
-        """Shorten the gradients to the largest norm; returns the norm they had, on the device."""
+        """Shorten the gradients to the largest norm; returns the norm they had, on the device.
+
+        It is valid until the next one.
+        """
+        if self._graphs is None:
+            return self._clip()
+        return self._graphs.run("clip", self._clip)[0]
+
+    def _clip(self) -> Tensor:
         for weight, unit in self._in_units:
             if weight.grad is not None:
                 own_part(weight.grad).mul_(unit)
         limit = self._settings.clip or math.inf
         norm = whole(nn.utils.clip_grad_norm_(self._list, limit))
         if self.skips_bad_steps:
-            # Where the host learns of it too late, the kernel itself leaves the weights alone.
-            setattr(self._adamw, _SKIPPED, (~norm.isfinite()).float())
+            self._is_skipped.copy_(~norm.isfinite())
         return norm
 
     def step(self, number: int) -> None:
         """Use up the gradients at a step counted from 0."""
         rate = learning_rate(self._settings, number, self._num_steps)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        with torch.no_grad():
-            for weight, unit in self._in_units:
-                own_part(weight).div_(unit)
-            self._adamw.step()
-            is_skipped = getattr(self._adamw, _SKIPPED, None)
-            over_rate = self._settings.muon_rate / self._settings.learning_rate
-            self._muon.step(rate * over_rate, is_skipped)
-            for weight, unit in self._in_units:
-                own_part(weight).mul_(unit)
-        for used in self._list:
-            used.grad = None
+        if self._graphs is None:
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._move(rate)
+            for used in self._list:
+                used.grad = None
+        else:
+            self._rate.fill_(rate)
+            self._graphs.run("step", self._move_and_clear)
         if self.average is not None:
             self._average(number)
+
+    @torch.no_grad()
+    def _move(self, rate: float | Tensor) -> None:
+        for weight, unit in self._in_units:
+            own_part(weight).div_(unit)
+        self._adamw.step()
+        over_rate = self._settings.muon_rate / self._settings.learning_rate
+        self._muon.step(rate * over_rate, self._is_skipped if self.skips_bad_steps else None)
+        for weight, unit in self._in_units:
+            own_part(weight).mul_(unit)
+
+    def _move_and_clear(self) -> None:
+        self._move(self._rate)
+        torch._foreach_zero_([one.grad for one in self._list if one.grad is not None])
 
     @torch.no_grad()
     def _average(self, number: int) -> None:
         assert self.average is not None
         averages = list(self.average.values())
         weight = 1 - average_decay(self._settings.ema, number)
-        is_skipped = getattr(self._adamw, _SKIPPED, None)
-        if is_skipped is None:
+        if not self.skips_bad_steps:
             torch._foreach_lerp_(averages, self._list, weight)
             return
         # A step that did nothing to the weights does nothing to their average either.
-        used = weight * (1 - is_skipped)
+        used = weight * (1 - self._is_skipped)
         for average, one in zip(averages, self._list, strict=True):
             average.lerp_(one, used)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fledge.contracts.progress import Progress
 from fledge.contracts.train_settings import TrainSettings
@@ -23,11 +23,12 @@ from fledge.features.host_batch import HostBatch
 from fledge.models.head import Eagle3Head
 from fledge.training.cadence import Cadence
 from fledge.training.checkpoint import TrainState, prune_checkpoints, write_checkpoint
-from fledge.training.distributed import Processes, accumulating
+from fledge.training.distributed import Processes
 from fledge.training.faults import explained_memory, samples_not_finite, stop_not_finite
 from fledge.training.measuring import Measurer, Measures
 from fledge.training.optimizer import Optimizer
 from fledge.training.order import TrainingOrder
+from fledge.training.passes import Passes
 from fledge.training.readback import LateReader, StepFigures
 from fledge.training.reporting import Reporter
 from fledge.training.run_state import gather_state, restore_state, shown_weights
@@ -50,8 +51,7 @@ class Loaded(NamedTuple):
 class Parts:
     """What a run is made of."""
 
-    module: nn.Module
-    """As all processes run it together."""
+    passes: Passes
 
     optimizer: Optimizer
     source: Source
@@ -151,14 +151,13 @@ class Trainer:
         losses, sums = [], [no_sums(self._settings.loss.steps, self._device)]
         for place, (one, is_counted) in enumerate(zip(loaded, flags, strict=True)):
             generator = self._generator(step, processes.rank + place * processes.count)
-            with accumulating(parts.module, is_last=place == len(flags) - 1):
-                batch = parts.source.put(one.host)
-                result = parts.module(
-                    batch, denominators_K if is_counted else weightless_K, generator
-                )
-                # Processes average their gradients, and the loss is divided already.
-                (result.loss * processes.count).backward()
-            losses.append(result.loss.detach())
+            result = parts.passes.learn(
+                parts.source.put(one.host),
+                denominators_K if is_counted else weightless_K,
+                generator,
+                is_last=place == len(flags) - 1,
+            )
+            losses.append(result.loss)
             if is_counted:
                 sums.append(result.sums)
         self._recent[step + 1] = loaded

@@ -42,7 +42,7 @@ from fledge.ops.soft_targets import (
     find_labels,
     soft_target_loss_plain,
 )
-from fledge.ops.suffixes import reaching
+from fledge.ops.suffixes import Suffixes, reaching
 from fledge.training.faults import refuse_tempered_tops
 from fledge.training.step_sums import StepSums, lengthened
 from fledge.training.ttt_steps import FastSteps, PlainSteps
@@ -117,10 +117,12 @@ class TTTModule(nn.Module):
         batch: MicroBatch,
         denominators_K: Tensor,
         generator: torch.Generator | None = None,
+        suffixes: Suffixes | None = None,
     ) -> TTTResult:
         """`denominators_K` are those of the whole optimizer step, over all processes.
 
-        There may be fewer of them than the loss has steps: so many steps are taken.
+        There may be fewer of them than the loss has steps: so many steps are taken. `suffixes` are
+        the ends of documents that are worked on, if that was decided already.
         """
         num_steps = len(denominators_K)
         features_TF = batch.features_TF.to(self.compute_dtype)
@@ -131,8 +133,7 @@ class TTTModule(nn.Module):
             for name, parameter in self.head.named_parameters()
             if not name.startswith("lm_head")
         }
-        suffixes = None
-        if not self.is_plain:
+        if suffixes is None and not self.is_plain:
             suffixes = reaching(batch.documents, batch.first_labels, num_steps)
         inputs = (batch, suffixes, features_TF, self._embedding_VD, num_steps)
         normed: list[Tensor] = functional_call(self._steps[0], cast, inputs)
