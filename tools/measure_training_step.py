@@ -2,6 +2,7 @@
 
     python tools/measure_training_step.py --out benchmarks/FILE.json
     python tools/measure_training_step.py --cases 8b --profile --out FILE.json
+    python tools/measure_training_step.py --cases whole-steps --repeats 40 --out FILE.json
     python tools/measure_training_step.py --cases tiny --device cpu --repeats 1 --out FILE.json
 
 Random features, K draft steps, bfloat16 products, float32 weights, a fused AdamW step included. The
@@ -11,87 +12,31 @@ operations are those of the products, attention left out: forward, and twice tha
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from training_step_cases import CASES, NUM_TAPS, Case
 
 from fledge.contracts import provenance
-from fledge.contracts.train_settings import LossSettings
+from fledge.contracts.train_settings import LossSettings, OptimizerSettings
+from fledge.engine.graphs import Graphs
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.target_reading import Readout
 from fledge.ops.documents import make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows
+from fledge.training.distributed import Processes
+from fledge.training.optimizer import Optimizer
+from fledge.training.passes import CapturedPasses, LaunchedPasses, Passes
 from fledge.training.ttt import TTTModule, count_labels
-
-NUM_TAPS = 3
-
-
-@dataclass(frozen=True)
-class Shape:
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    draft_vocab_size: int
-
-    def flops_per_token(self, num_steps: int) -> int:
-        """Of all products but those of attention; every token has a label at every step."""
-        size, heads = self.hidden_size, self.num_heads * self.head_dim
-        groups = 2 * self.num_kv_heads * self.head_dim
-        fuse = NUM_TAPS * size * size
-        layer = 2 * size * (heads + groups) + heads * size + 3 * size * self.intermediate_size
-        vocabulary = size * self.draft_vocab_size
-        # Features get no gradient, and the target's own logits are only read.
-        return 2 * (2 * fuse + num_steps * 3 * (layer + vocabulary) + vocabulary)
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    shape: Shape
-    num_tokens: int
-    document_len: int
-    is_plain: bool = False
-    num_steps: int = 7
-    prompt_share: float = 0.0
-    """Of each document, at its start, without loss."""
-
-
-LLAMA_8B = Shape(4096, 14336, 32, 8, 128, 32000)
-SMOLLM2 = Shape(576, 1536, 9, 3, 64, 8192)
-SMOLLM2_WIDE = Shape(576, 2304, 9, 3, 64, 16384)
-TINY = Shape(32, 48, 4, 2, 8, 64)
-CASES: dict[str, list[Case]] = {
-    "8b": [
-        Case("8b-2048-fast", LLAMA_8B, 2048, 2048),
-        Case("8b-2048-twin", LLAMA_8B, 2048, 2048, is_plain=True),
-        Case("8b-8192-fast", LLAMA_8B, 8192, 2048),
-        Case("8b-8192-twin", LLAMA_8B, 8192, 2048, is_plain=True),
-        Case("8b-8192-long-fast", LLAMA_8B, 8192, 8192),
-        Case("8b-8192-long-twin", LLAMA_8B, 8192, 8192, is_plain=True),
-        Case("8b-32768-fast", LLAMA_8B, 32768, 2048),
-        Case("8b-32768-long-fast", LLAMA_8B, 32768, 32768),
-    ],
-    "smollm2": [
-        Case("smollm2-65536-fast", SMOLLM2, 65536, 1024),
-        Case("smollm2-16384-fast", SMOLLM2, 16384, 1024),
-        Case("smollm2-wide-65536-fast", SMOLLM2_WIDE, 65536, 1024),
-        Case("smollm2-prompted-65536-fast", SMOLLM2, 65536, 1024, prompt_share=0.3),
-    ],
-    "tiny": [
-        Case("tiny-fast", TINY, 300, 100, num_steps=3),
-        Case("tiny-twin", TINY, 300, 100, is_plain=True, num_steps=3),
-    ],
-}
 
 
 def random_module(case: Case, dtype: torch.dtype, device: torch.device) -> TTTModule:
@@ -181,18 +126,13 @@ def measure(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     module = random_module(case, dtype, device)
     batch = random_batch(case, dtype, device)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=device.type == "cuda")
     mask_T = batch.loss_mask_T.cpu().numpy()
     counts_K = count_labels(mask_T, batch.documents.lengths, case.num_steps)
     denominators_K = torch.from_numpy(counts_K).to(device)
-
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = module(batch, denominators_K).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
+    if case.is_captured is None:
+        step = plain_step(module, batch, denominators_K)
+    else:
+        step = whole_step(case, module, batch, denominators_K)
     started = time.perf_counter()
     for _ in range(3):
         loss = step().item()
@@ -215,6 +155,43 @@ def measure(
         "warm_up_s": round(warm_up_s, 1),
         "loss": round(loss, 4),
     }
+
+
+def plain_step(
+    module: TTTModule, batch: MicroBatch, denominators_K: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    is_fused = denominators_K.is_cuda
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=is_fused)
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = module(batch, denominators_K).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return step
+
+
+def whole_step(
+    case: Case, module: TTTModule, batch: MicroBatch, denominators_K: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """What the trainer does with a micro-batch that lies on the device."""
+    settings = OptimizerSettings(kind="muon", learning_rate=1e-5, muon_rate=1e-5)
+    graphs = Graphs(denominators_K.device) if case.is_captured else None
+    optimizer = Optimizer(module, settings, 1000, graphs=graphs)
+    passes: Passes = LaunchedPasses(module, Processes())
+    if graphs is not None:
+        passes = CapturedPasses(module, graphs, longest=case.document_len)
+    numbers = itertools.count()
+
+    def step() -> torch.Tensor:
+        loss = passes.learn(batch, denominators_K, None, is_last=True).loss
+        optimizer.clip()
+        optimizer.step(next(numbers))
+        return loss
+
+    return step
 
 
 def show_profile(step: Callable[[], object]) -> None:

@@ -15,7 +15,6 @@ from fledge.models.placement import pick_dtype
 from fledge.models.target import Target
 from fledge.models.target_reading import Readout
 from fledge.models.turned_rows import TurnedRows
-from fledge.ops.document_flash import can_be_fused
 from fledge.training.distributed import Processes, wrap
 from fledge.training.feature_sizes import measure_sizes
 from fledge.training.head_init import make_head
@@ -24,7 +23,7 @@ from fledge.training.offline import OfflineSource, TemperedShare
 from fledge.training.online import OnlineSource
 from fledge.training.optimizer import Optimizer
 from fledge.training.order import Division, TrainingOrder, divide, from_sources, some_of
-from fledge.training.passes import CapturedPasses, LaunchedPasses, Passes
+from fledge.training.passes import CapturedPasses, LaunchedPasses, Passes, can_be_captured
 from fledge.training.sources import Source
 from fledge.training.train_input import TrainInput
 from fledge.training.trainer import Parts
@@ -71,8 +70,7 @@ def assemble(
     """Everything a trainer needs, on this process's device.
 
     Of the target only its matrices are kept, unless it has to read or to decode. `is_captured` has
-    steps captured and replayed; None does so where one process trains on a GPU, and attention asks
-    the host nothing.
+    steps captured and replayed; None does so where one process trains and it is possible.
     """
     division, order = make_order(given, settings)
     readout, embedding_VD = target.readout, target.embedding.weight.detach()
@@ -100,16 +98,11 @@ def assemble(
         with torch.no_grad():
             head.fc.weight.mul_(units["head.fc.weight"])
     inner = _module(head, embedding_VD, readout, settings)
-    module = wrap(inner, processes, settings.parallel)
-    if is_captured is None:
-        is_captured = processes.count == 1 and can_be_fused(
-            given.device, _compute_dtype(settings, given.device), config.head_dim
-        )
-    graphs = Graphs(given.device) if is_captured else None
+    graphs = None
+    if processes.count == 1 and (can_be_captured(inner) if is_captured is None else is_captured):
+        graphs = Graphs(given.device)
+    passes = _passes(inner, graphs, given, settings, processes)
     optimizer = Optimizer(inner, settings.optimizer, order.num_steps, units=units, graphs=graphs)
-    passes: Passes = LaunchedPasses(module, processes)
-    if graphs is not None and not settings.hidden_noise:
-        passes = CapturedPasses(inner, graphs, longest=int(given.samples.lengths.max()))
     is_copied = optimizer.average is not None or (
         processes.count > 1 and settings.parallel == "fsdp"
     )
@@ -133,6 +126,19 @@ def assemble(
             processes=processes,
         )
     return Parts(passes, optimizer, source, order, measurer, exhibit)
+
+
+def _passes(
+    module: TTTModule,
+    graphs: Graphs | None,
+    given: TrainInput,
+    settings: TrainSettings,
+    processes: Processes,
+) -> Passes:
+    """Captured ones draw no noise."""
+    if graphs is None or settings.hidden_noise:
+        return LaunchedPasses(wrap(module, processes, settings.parallel), processes)
+    return CapturedPasses(module, graphs, longest=int(given.samples.lengths.max()))
 
 
 def _units(

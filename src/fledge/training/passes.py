@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fledge.engine.graphs import Graphs
+from fledge.ops.document_flash import can_be_fused
 from fledge.ops.micro_batch import MicroBatch
 from fledge.training.distributed import Processes, accumulating
 from fledge.training.fixed_batches import FixedMemory, SizedBatch, sized
@@ -56,6 +57,13 @@ class LaunchedPasses:
             # Processes average their gradients, and the loss is divided already.
             torch.autograd.backward(result.loss * self._processes.count)
         return TTTResult(result.loss.detach(), result.sums)
+
+
+def can_be_captured(module: TTTModule) -> bool:
+    """Whether the device itself looks up where documents lie; elsewhere the host does."""
+    head = module.head
+    device = head.draft_to_target_V.device
+    return can_be_fused(device, module.compute_dtype, head.config.head_dim)
 
 
 class CapturedPasses:

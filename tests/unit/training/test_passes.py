@@ -92,9 +92,8 @@ def test_sizes_change_no_loss_and_no_gradient(num_steps: int, variant: dict[str,
     for seed, lengths in enumerate((LENGTHS, (26, 11, 5, 3, 2, 1), (20, 30), LENGTHS)):
         batch = case.batch(seed, lengths, **variant)
         sizes.add(sized(batch, counts_K, longest=30).size)
-        found = case.learned(
-            lambda batch=batch: passes.learn(batch, counts_K, None, is_last=True)  # type: ignore[misc]
-        )
+        learn = partial(passes.learn, batch, counts_K, None, is_last=True)
+        found = case.learned(learn)
         check_equal(found, case.launched(batch, counts_K))
     assert len(sizes) > 1
 
