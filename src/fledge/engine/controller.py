@@ -10,7 +10,7 @@ Choosing must cost next to nothing: plans are remembered per load, and compared 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
@@ -19,9 +19,10 @@ from fledge.engine.draft_plan import PLAIN, Controller, CycleReport, DraftPlan, 
 from fledge.engine.fixed_controller import FixedController
 from fledge.engine.head_sleep import HeadSleep
 from fledge.engine.menu_planner import MenuPlanner
-from fledge.engine.outlook import Outlook, Planner
+from fledge.engine.outlook import Planner
 from fledge.engine.pass_times import PassTimes
 from fledge.engine.plain_guard import PlainGuards
+from fledge.engine.plan_comparison import Choice, PlanComparison
 from fledge.engine.probing import Prober
 from fledge.engine.throughput import Throughput
 from fledge.engine.yield_check import YieldCheck
@@ -35,12 +36,9 @@ __all__ = [
     "Load",
 ]
 
-_CLEARLY_BETTER, _CLEARLY_BETTER_CAPTURED = 1.005, 1.02
-_WORTH_KEEPING, _WORTH_KEEPING_CAPTURED = 1.0, 1.01
-"""Times plain decoding, below which drafting ends."""
 _RELUCTANCE = (0.025, 0.1)
-"""Added to that before drafting begins, and what it grows to after many returns to plain decoding:
-the best of many estimates is likely one that is too good."""
+"""What drafting has to gain before it begins, beyond being clearly better, and what that grows to
+after many returns to plain decoding: the best of many estimates is likely one that is too good."""
 _RELUCTANCE_CYCLES = 1024
 _CYCLES_PER_COMPARISON = 12
 _CYCLES_PER_MEASUREMENT = 4
@@ -49,8 +47,6 @@ _FEW_REQUESTS = 4
 _WARM_UP_CYCLES = 2
 """The first cycles choose kernels and touch new memory: they decode plainly and teach nothing."""
 _COLD_CYCLES = 16
-_CATCH_UP_CYCLES = 256
-"""Cycles over which drafting again has to earn what catching up costs."""
 
 
 class AdaptiveController:
@@ -62,6 +58,7 @@ class AdaptiveController:
         self._costs = CycleCosts(times)
         self._planner = Planner(tree, self._model, self._costs, max_pass_tokens)
         self._menu = MenuPlanner(tree, self._costs, self._planner, max_pass_tokens)
+        self._comparison = PlanComparison(self._planner, self._menu)
         self._prober = Prober(tree, self._model, self._costs, self._planner)
         self._guards = PlainGuards()
         self._guard = self._guards.of(Load(num_requests=1))
@@ -70,8 +67,8 @@ class AdaptiveController:
         self._yields = YieldCheck()
         self._sleep = HeadSleep(self._planner)
         self._tokens = Throughput()
-        self._choices: dict[tuple[int, int, int], _Choice] = {}
-        self._newest: _Choice | None = None
+        self._choices: dict[tuple[int, int, int], Choice] = {}
+        self._newest: Choice | None = None
         self._version = 0
         self._num_warming = self._num_warmed = 0
         self._num_reports = self._num_drafted = 0
@@ -173,7 +170,7 @@ class AdaptiveController:
         plan = PLAIN if self._newest is None else self._fit(self._newest, load)
         return self._planner.rate(plan, load)
 
-    def _fit(self, choice: "_Choice", load: Load) -> DraftPlan:
+    def _fit(self, choice: Choice, load: Load) -> DraftPlan:
         """The chosen plan for this load, or none while there is no reason to trust it."""
         if self._guard.is_pausing:
             return PLAIN
@@ -217,7 +214,7 @@ class AdaptiveController:
             return "drafting is expected to be slower than plain decoding"
         return "most tokens per second expected"
 
-    def _choice(self, load: Load) -> "_Choice":
+    def _choice(self, load: Load) -> Choice:
         key = (
             _bucket(load.num_requests) if load.menu is None else -load.num_places,
             _bucket(load.num_other_tokens),
@@ -228,62 +225,17 @@ class AdaptiveController:
             return known
         if len(self._choices) > 256:
             self._choices.clear()
-        choice = self._compare(known or self._newest, load)
+        choice = self._comparison.choose(
+            known or self._newest,
+            load,
+            believed=self._yields.share(load),
+            reluctance=self._reluctance,
+            version=self._version,
+        )
         if known is not None and choice.plan.is_plain and not known.plan.is_plain:
             self._reluctance = min(2.0 * self._reluctance, _RELUCTANCE[1])
         self._choices[key] = choice
         return choice
-
-    def _compare(self, incumbent: "_Choice | None", load: Load) -> "_Choice":
-        """The best plan for a load, or the one in use if that is about as good."""
-        planner = self._planner if load.menu is None else self._menu
-        outlook = planner.outlook(load)
-        believed = self._yields.share(load)
-        best, best_rate = outlook.best_drafting, believed * outlook.drafting_rate
-        if best is not None:
-            cycle_s = self._planner.emitted(best, load) / outlook.drafting_rate
-            best_rate *= cycle_s / (cycle_s + self._planner.backlog_s(load) / _CATCH_UP_CYCLES)
-        kept, kept_rate = PLAIN, outlook.plain_rate
-        if incumbent is not None:
-            kept = self._kept(incumbent, outlook, load)
-            kept_rate = self._planner.rate(kept, load) * (1.0 if kept.is_plain else believed)
-        worth = _WORTH_KEEPING if load.menu is None else _WORTH_KEEPING_CAPTURED
-        if kept_rate <= worth * outlook.plain_rate:
-            kept, kept_rate = PLAIN, outlook.plain_rate
-        margin = _CLEARLY_BETTER if load.menu is None else _CLEARLY_BETTER_CAPTURED
-        margin += self._reluctance if kept.is_plain else 0.0
-        if best is None or best_rate < margin * kept_rate:
-            return self._made(kept, outlook, kept_rate, load)
-        return self._made(best, outlook, best_rate, load)
-
-    def _kept(self, incumbent: "_Choice", outlook: Outlook, load: Load) -> DraftPlan:
-        """The plan in use, for this load."""
-        if load.menu is None:
-            return self._planner.fit(incumbent.plan, incumbent.nodes_per_request, load)
-        if incumbent.plan.is_plain or incumbent.plan in load.menu.drafting:
-            return incumbent.plan
-        return outlook.best_drafting or PLAIN  # of another size of batch: there is none in use
-
-    def _made(self, plan: DraftPlan, outlook: Outlook, rate: float, load: Load) -> "_Choice":
-        return _Choice(
-            plan=plan,
-            nodes_per_request=plan.nodes / load.num_requests,
-            outlook=outlook,
-            expected_gain=rate / outlook.plain_rate,
-            version=self._version,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A plan for loads of one size."""
-
-    plan: DraftPlan
-    nodes_per_request: float
-    outlook: Outlook
-    expected_gain: float
-    """Over plain decoding."""
-    version: int
 
 
 def make_controller(

@@ -81,6 +81,9 @@ class Load:
     """Committed tokens the head has yet to read before it can draft, for each decoding request that
     drafts are wanted for."""
 
+    tokens_left: int | None = None
+    """What the decoding requests may say yet, at most and summed; None where nobody asks."""
+
     num_lacking: int = 0
     """Of the requests, those that came while the head slept."""
 

@@ -7,11 +7,14 @@ it is added up, and once that is as much as the capture would have cost, the pla
 from fledge.contracts.settings import TreeSettings
 from fledge.engine.acceptance_model import AcceptanceModel
 from fledge.engine.cycle_costs import CycleCosts
-from fledge.engine.draft_plan import DraftPlan, Load
+from fledge.engine.draft_plan import DraftPlan, Load, Menu
 from fledge.engine.outlook import Outlook, Planner
 
 _BEST_CHILDREN = (0.45, 0.6, 0.75, 0.87)
 """Chances of a node's best child, from poor heads to very good ones."""
+
+_LITTLE_GAIN, _MUCH_GAIN = 0.05, 0.5
+"""Over plain decoding, what is not worth a probe, and what is worth all that probes may cost."""
 
 _CONTEXT = 512
 """Tokens that a request is taken to have cached."""
@@ -54,7 +57,14 @@ class MenuPlanner:
             if plan in menu.ready or self._lost_s.get((load.num_places, plan), 0.0) > menu.capture_s
         ]
         best = max(due or rates, key=rates.__getitem__)
-        return Outlook(plain_rate, best, rates[best], max(rates, key=rates.__getitem__))
+        promising = max(rates, key=rates.__getitem__)
+        return Outlook(plain_rate, best, rates[best], promising, self._hope(menu, load))
+
+    def _hope(self, menu: Menu, load: Load) -> float:
+        very_good = self._by_accuracy[-1]
+        most = max(very_good.rate(plan, load) for plan in menu.drafting)
+        gain = most / very_good.plain_rate(load) - 1.0
+        return min(1.0, max(0.0, (gain - _LITTLE_GAIN) / (_MUCH_GAIN - _LITTLE_GAIN)))
 
     def count_cycle(self, outlook: Outlook, load: Load) -> None:
         """A cycle goes without a plan that is not ready."""

@@ -33,6 +33,10 @@ class Outlook:
     promising: DraftPlan | None
     """What would be best if sizes of passes that were hardly seen were as fast as they may be."""
 
+    hope: float = 1.0
+    """Whether it is worth looking for a plan that pays: 0 where even a very good head would gain
+    little, 1 where it would gain much, or nobody knows."""
+
 
 class Planner:
     """Compares plans by what is known of acceptance and cost."""

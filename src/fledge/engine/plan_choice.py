@@ -6,6 +6,9 @@ from collections.abc import Sequence as Many
 from fledge.engine.draft_plan import PLAIN, Controller, DraftPlan, Load, Menu
 from fledge.engine.sequence import Sequence
 
+_ENOUGH_REQUESTS = 32
+"""That say what all of them have left to say."""
+
 
 class PlanChoice:
     """The plan in use."""
@@ -67,8 +70,16 @@ class PlanChoice:
             num_requests=len(decoding),
             num_other_tokens=min(num_unread, self._most_other_tokens),
             context_tokens=sum(seq.kv_len for seq in decoding),
+            tokens_left=None if self.expects_drafts else _tokens_left(decoding),
             unread=tuple(seq.len - seq.head_len for seq in decoding if seq.may_have_drafts),
             num_lacking=sum(seq.lacks_features for seq in decoding),
             num_places=num_places,
             menu=menu,
         )
+
+
+def _tokens_left(decoding: Many[Sequence]) -> int:
+    """What these may say yet, at most; of many a part is looked at, since every cycle asks."""
+    part = decoding[:: max(1, len(decoding) // _ENOUGH_REQUESTS)]
+    left = sum(seq.request.max_new_tokens - len(seq.output_ids) for seq in part)
+    return left * len(decoding) // max(1, len(part))

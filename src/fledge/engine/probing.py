@@ -20,7 +20,9 @@ from fledge.engine.draft_plan import PLAIN, CycleReport, DraftPlan, Load
 from fledge.engine.outlook import Outlook, Planner
 
 SHARE = 0.007
-"""Of all time, what probes may cost on average."""
+"""Of all time, what probes may cost on average where a very good head would gain much."""
+_LEAST_HOPE = 0.1
+"""Of that share, what they may cost where no head would gain: what cycles take may be misjudged."""
 _MIN_INTERVAL = 6
 """Cycles between probes."""
 _MIN_INTERVAL_CAPTURED = 24
@@ -70,7 +72,7 @@ class Prober:
         self._model = model
         self._costs = costs
         self._planner = planner
-        self._saved_s = 0.0
+        self._saved_s, self._hope = 0.0, 1.0
         self._has_begun = False
         self._cycle_s = 0.0
         self._num_cycles = 0
@@ -111,7 +113,7 @@ class Prober:
         """A cycle has ended."""
         self._cycle_s += max(0.05, 1 / (self._num_cycles + 1)) * (cycle_s - self._cycle_s)
         most_s = max(1.0, _MOST_SAVED * self._num_cycles) * self._cycle_s
-        self._saved_s = min(self._saved_s + SHARE * cycle_s, most_s)
+        self._saved_s = min(self._saved_s + self._hope * SHARE * cycle_s, most_s)
 
     def pay(self, report: CycleReport, usual_rate: float) -> None:
         """A probe has ended; otherwise its tokens would have come at the usual rate."""
@@ -139,6 +141,7 @@ class Prober:
             self._has_begun = True
             self._saved_s += _FIRST_CYCLES * self._planner.cycle_s(PLAIN, load)
             self._hurry = _FIRST_TREES // load.num_requests
+        self._hope = max(outlook.hope, _LEAST_HOPE)
         if not plan.is_plain:
             self._num_fruitless[load.num_places] = 0
         is_due = self._num_cycles - self._last_new >= _NEW_TEXT_CYCLES

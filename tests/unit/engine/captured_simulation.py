@@ -53,7 +53,15 @@ class CapturedMachine:
     """What passes of so many rows take over what was measured."""
 
     catching_up_ms: float = 0.0
-    """What a cycle takes longer before which the head reads what it missed."""
+    catching_up_place_ms: float = 0.0
+    """What a cycle takes longer before which the head reads what it missed, at least and for each
+    place."""
+
+    keeping: float = 0.0
+    """Of a pass without drafts, what it takes to keep features while the head is awake."""
+
+    is_shrinking: bool = True
+    """Whether smaller batches are captured, for the last requests of one."""
 
     def target(self, num_rows: float, context_tokens: float) -> float:
         rows_ms = float(H200_8B(np.array(num_rows))) * self.over_measured(num_rows)
@@ -101,6 +109,17 @@ CAPTURED_MACHINES = {
     ),
 }
 
+LEVEL = CapturedMachine(
+    over_measured=lambda rows: float(np.interp(rows, [256, 512], [1.0, 1.05])),
+    catching_up_ms=12.0,
+    catching_up_place_ms=0.1,
+    keeping=0.01,
+    is_shrinking=False,
+)
+"""What the 8B shape was on an H200 (benchmarks/2026-11-16-decode-8b-256-h200.json): of 256 requests
+one draft each yields about what it takes, less at first and more once much is cached. Taking up
+drafting takes as long as four plain cycles, and the last requests stay in the places of all."""
+
 
 class CapturedRun:
     """Batches that are served one after the other."""
@@ -117,12 +136,16 @@ class CapturedRun:
         self.nodes: Counter[tuple[int, float]] = Counter()
         """Cycles by places and drafts for each."""
 
+        self.num_hand_overs = 0
+        """Cycles with drafts before which the head had to catch up."""
+
         self.num_told = self.num_plain = 0
         """Tokens of cycles for which features were kept, and of which none were."""
 
-        self._is_told = np.zeros(0, dtype=bool)
-        self._num_along = 0
-        """Cycles without drafts since the last one with some; the head reads along for a while."""
+        self._is_told, self._num_begun = np.zeros(0, dtype=bool), 0
+        self._num_along = self._num_untold = 0
+        """Cycles without drafts since the last one with some, for a while of which the head reads
+        along, and tokens of each prompt that it did not read."""
 
         self._random = np.random.default_rng(seed)
         self._late: deque[CycleReport] = deque()
@@ -132,7 +155,9 @@ class CapturedRun:
         is_told = self.controller.meets_requests(has_room=True)
         most_told = NUM_EXAMINED if self.controller.is_exam else num_requests
         self._is_told = (np.arange(num_requests) < most_told) & is_told
-        left = np.full(num_requests, answer_tokens - 1)
+        self._num_untold = 0 if self.controller.expects_drafts else _PROMPT_TOKENS
+        self._num_along = 0
+        self._num_begun, left = num_requests, np.full(num_requests, answer_tokens - 1)
         total_ms = 0.0
         while len(left):
             context_tokens = int((_PROMPT_TOKENS + answer_tokens - left).sum())
@@ -151,8 +176,9 @@ class CapturedRun:
         return found
 
     def _cycle(self, left: Array, context_tokens: int) -> tuple[Array, float]:
-        count, num_places = len(left), batch_size(len(left))
-        load = self._load(count, num_places, context_tokens)
+        count = len(left)
+        num_places = batch_size(count if self.machine.is_shrinking else self._num_begun)
+        load = self._load(count, num_places, context_tokens, int(left.sum()))
         is_exam, num_told = self.controller.is_exam, len(load.unread)
         are_enough = num_told > 0 and (is_exam or 2 * num_told >= count)
         plan = self.controller.choose(load) if are_enough else PLAIN
@@ -164,13 +190,13 @@ class CapturedRun:
         accepted_ND = np.cumprod(is_right_ND, axis=1)
         came_by_ND = np.pad(accepted_ND, [(0, 0), (1, 0)], constant_values=1)[:, : plan.depth]
         emitted = np.minimum(1 + accepted_ND.sum(axis=1), left)
-        noise = np.exp(_NOISE * self._random.standard_normal(2)).tolist()
-        target_ms = noise[0] * self.machine.target(num_places + plan.nodes, context_tokens)
-        draft_ms = noise[1] * plan.depth * float(self.machine.head(np.array(num_places)))
-        is_behind, num_missed = self._is_behind, self._num_along
-        if not plan.is_plain and is_behind:
-            draft_ms += self.machine.catching_up_ms
-        self._num_along = self._num_along + 1 if plan.is_plain else 0
+        target_ms, draft_ms = self._passes_ms(plan, num_places, context_tokens)
+        num_missed = self._num_missed * num_told if self._is_behind else 0
+        if plan.is_plain:
+            self._num_along += 1
+        else:
+            self.num_hand_overs += self._is_behind
+            self._num_along = self._num_untold = 0
         self._late.append(
             CycleReport(
                 plan=plan,
@@ -181,13 +207,29 @@ class CapturedRun:
                 emitted=int(emitted.sum()),
                 reached_D=tuple((came_by_ND * has_draft_ND).sum(axis=0).tolist()),
                 accepted_D=tuple(accepted_ND.sum(axis=0).tolist()),
-                num_extended=int(emitted.sum()) + (num_missed if is_behind else 0),
+                num_extended=int(emitted.sum()) + num_missed,
                 gains=_chain_gains(right)[: plan.depth] if plan.is_measured else None,
             )
         )
         if len(self._late) > 1:
             self.controller.observe(self._late.popleft())
         return emitted, target_ms + draft_ms + _OTHER_MS
+
+    def _passes_ms(
+        self, plan: DraftPlan, num_places: int, context_tokens: int
+    ) -> tuple[float, float]:
+        """Of the target and of the head."""
+        machine = self.machine
+        noise = np.exp(_NOISE * self._random.standard_normal(2)).tolist()
+        target_ms = noise[0] * machine.target(num_places + plan.nodes, context_tokens)
+        step_ms = noise[1] * float(machine.head(np.array(num_places)))
+        if not plan.is_plain:
+            late_ms = machine.catching_up_ms + machine.catching_up_place_ms * num_places
+            return target_ms, plan.depth * step_ms + (late_ms if self._is_behind else 0.0)
+        if self.controller.is_asleep:
+            return target_ms, 0.0
+        is_along = machine.catching_up_ms > 0 and not self._is_behind
+        return (1.0 + machine.keeping) * target_ms, step_ms if is_along else 0.0
 
     def _drawn_right(self) -> float:
         """Of this cycle: texts are easy here and hard there, the more so the smaller the spread."""
@@ -198,13 +240,14 @@ class CapturedRun:
 
     @property
     def _is_behind(self) -> bool:
-        return self.machine.catching_up_ms > 0 and self._num_along > _MOST_ALONG
+        is_left = self._num_untold > 0 or self._num_along > _MOST_ALONG
+        return self.machine.catching_up_ms > 0 and is_left
 
     @property
     def _num_missed(self) -> int:
-        return self._num_along if self._is_behind else 2
+        return self._num_untold + self._num_along if self._is_behind else 2
 
-    def _load(self, count: int, num_places: int, context_tokens: int) -> Load:
+    def _load(self, count: int, num_places: int, context_tokens: int, tokens_left: int) -> Load:
         if self.controller.is_asleep:
             self._is_told[:] = False
             self.num_plain += count
@@ -214,6 +257,7 @@ class CapturedRun:
         return Load(
             num_requests=count,
             context_tokens=context_tokens,
+            tokens_left=None if self.controller.expects_drafts else tokens_left,
             unread=(self._num_missed,) * int(self._is_told.sum()),
             num_places=num_places,
             menu=Menu(plans, frozenset(plans), capture_s=0.05),
