@@ -149,6 +149,7 @@ class NativeDrafts:
             fuse=products.to_hidden.c,
             fused=fused_SD.data_ptr(),
             to_logits=products.to_logits.c,
+            unrounded=products.to_logits.rows_VD.data_ptr(),
             to_target=self._head.draft_to_target_V.data_ptr(),
             copied=self._copied.ctypes.data,
             limits=self._limits.ctypes.data,

@@ -1,7 +1,8 @@
 """A head's step on a CPU in one call of the native kernels; `Eagle3Head` is its twin.
 
 Weights are rounded to 4 bits in groups of 32: a step reads a sixth of the memory, and drafts only
-decide how fast an answer comes. The fused features are made of unrounded weights.
+decide how fast an answer comes. The fused features are made of unrounded weights, and so are the
+highest logits.
 
 Legend: T tokens, R rows whose output is asked for, D hidden size, F tapped features, P positions.
 """
@@ -37,8 +38,38 @@ _FORMAT = Format.FOUR_HALF
 """In 8 bits 1 to 2% more drafts are accepted, and a step reads twice as much."""
 
 
+_MOST_SHARPENED, _REACH = 8, 3.0
+"""Logits that are made anew, and how far below the best; `native/sharpen.h` has them too."""
+
+
+class SharpenedLogits:
+    """Products with rounded rows, the highest of which are made anew of the rows as they are.
+
+    Where tokens are nearly as probable as each other, rounding would decide between them.
+    """
+
+    def __init__(self, matrix: NativeMatrix, rows_VD: Tensor) -> None:
+        self._matrix, self.rows_VD = matrix, rows_VD.detach()
+
+    @property
+    def c(self) -> CMatrix:
+        """Of the rounded rows."""
+        return self._matrix.c
+
+    def __call__(self, normed_TD: Tensor) -> Tensor:
+        logits_TV = self._matrix(normed_TD)
+        count = min(_MOST_SHARPENED, logits_TV.shape[1])
+        found = logits_TV.topk(count, dim=-1)
+        exact_TC = (self.rows_VD[found.indices] @ normed_TD[..., None]).squeeze(-1)
+        is_near_TC = found.values >= found.values[:, :1] - _REACH
+        # What is alone at the top stays as it is, as nothing comes between.
+        is_near_TC &= is_near_TC.sum(dim=-1, keepdim=True) > 1
+        sharpened_TC = torch.where(is_near_TC, exact_TC, found.values)
+        return logits_TV.scatter(1, found.indices, sharpened_TC)
+
+
 class NativeProducts(NamedTuple):
-    to_logits: NativeMatrix
+    to_logits: SharpenedLogits
     to_hidden: NativeMatrix
     """From tapped features."""
 
@@ -151,7 +182,10 @@ class NativeHead:
         )
         self.input_norms = norm(layer.input_layernorm), norm(layer.hidden_norm)
         self.products = NativeProducts(
-            NativeMatrix(self.library, head.lm_head.weight, rounded=_FORMAT, memory=memory),
+            SharpenedLogits(
+                NativeMatrix(self.library, head.lm_head.weight, rounded=_FORMAT, memory=memory),
+                head.lm_head.weight,
+            ),
             NativeMatrix(self.library, head.fc.weight, memory=memory),
         )
         head.serving = ServingProducts(self.products.to_logits, self.products.to_hidden)

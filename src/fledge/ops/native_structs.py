@@ -138,6 +138,7 @@ class CChain(ctypes.Structure):
         ("feature_slots", _pointer),
         ("fused", _pointer),
         ("to_logits", CMatrix),
+        ("unrounded", _pointer),
         ("to_target", _pointer),
         ("depth", _number),
         ("least", ctypes.c_float),

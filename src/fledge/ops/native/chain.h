@@ -5,6 +5,7 @@
 
 #include "best.h"
 #include "guesses.h"
+#include "sharpen.h"
 
 struct Chain {
     Rows rows;  // committed tokens that it has not read: a chain for each request, at least one
@@ -20,6 +21,7 @@ struct Chain {
     const int64_t* feature_slots;
     float* fused;  // [slots, hidden]
     Matrix to_logits;
+    const float* unrounded;  // [draft tokens, hidden]: the rows that `to_logits` has rounded
     const int64_t* to_target;  // the target's token of each draft token
     int64_t depth;
     float least;          // a chain goes on while it is at least so probable
@@ -38,7 +40,7 @@ struct ChainWork {
     Work work;
     Best* best;
     float *fused, *stream, *normed;
-    float* logits;    // [requests, draft tokens], where there are draws
+    float* logits;    // [requests, draft tokens]
     int64_t* newest;  // the token that each request goes on from
     float* path;      // how probable its chain is
     bool goes_on;
@@ -99,12 +101,13 @@ bool is_copied(const Chain& chain, int64_t b, int64_t draft, float probability) 
 
 // A request's draft, as the head's own number of it, and how probable it is.
 Guess guess(const Chain& chain, const ChainWork& room, int64_t b, int64_t level) {
-    const Best& best = room.best[b];
-    if (!is_number(best)) return {0, 0.0f};
+    if (!is_number(room.best[b])) return {0, 0.0f};
+    int64_t count = chain.to_logits.num_rows, hidden = room.work.hidden;
+    Best best = sharpen(room.logits + b * count, count, room.best[b], chain.unrounded,
+                        room.normed + b * hidden, hidden);
     bool takes_best = chain.draws == nullptr || chain.draws[b].temperature <= 0.0 ||
                       chain.draws[b].top_k == 1;
     if (takes_best) return {best.index, 1.0f / best.sum};
-    int64_t count = chain.to_logits.num_rows;
     return guess_under_noise(room.logits + b * count, count, best.value, chain.draws[b], level,
                              chain.to_target, chain.rule);
 }

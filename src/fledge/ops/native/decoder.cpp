@@ -236,7 +236,7 @@ int64_t fledge_chain(const Decoder* decoder, const Chain* chain, int64_t num_thr
         int64_t size = decoder->hidden_size, count = chain->rows.num_requests;
         static thread_local std::vector<float> floats;
         static thread_local std::vector<int64_t> tokens;
-        int64_t num_logits = chain->draws == nullptr ? 0 : count * chain->to_logits.num_rows;
+        int64_t num_logits = count * chain->to_logits.num_rows;
         floats.resize(size_t((chain->num_features + 2 * count) * size + count + num_logits));
         tokens.resize(size_t(count));
         room.best = room_for_best(count, num_threads);
@@ -244,7 +244,7 @@ int64_t fledge_chain(const Decoder* decoder, const Chain* chain, int64_t num_thr
         room.stream = room.fused + chain->num_features * size;
         room.normed = room.stream + count * size;
         room.path = room.normed + count * size;
-        room.logits = num_logits > 0 ? room.path + count : nullptr;
+        room.logits = room.path + count;
         room.newest = tokens.data();
         for (int64_t b = 0; b < count; b++) room.path[b] = 1.0f;
         on_threads(num_threads, chain->depth * (PHASES_OF_LAYER + OTHER_PHASES) + OTHER_PHASES,
