@@ -12,9 +12,12 @@ from fledge.engine.head_drafter import HeadDrafter
 from fledge.engine.sequence import Sequence
 from fledge.models.head import Eagle3Head
 from fledge.models.native_drafts import ChainDrafts
+from fledge.models.native_head import SharpenedLogits
 from fledge.models.target import Target
 from fledge.ops.kernel_choice import choose_kernels
 from fledge.ops.native_chains import TokenChain
+from fledge.ops.native_library import native_library
+from fledge.ops.native_product import Format, NativeMatrix
 from fledge.ops.native_walk import Draw
 from fledge.ops.paged import make_tree_pass
 from fledge.ops.tree import TreeBatch
@@ -32,10 +35,12 @@ def native() -> Iterator[None]:
         yield
 
 
-def _four_bits(head: Eagle3Head) -> Eagle3Head:
+def _four_bits(head: Eagle3Head, *, has_whole_rows: bool = False) -> Eagle3Head:
     """Weights that rounding to 4 bits leaves as they are, so that both ways draft the same."""
     with torch.no_grad():
-        for weight in head.parameters():
+        for name, weight in head.named_parameters():
+            if has_whole_rows and name.startswith("lm_head"):
+                continue
             if weight.dim() == 2 and weight.shape[1] % 32 == 0:
                 codes = (weight * 8).round().clamp(-8, 7).view(-1, 32)
                 codes[:, 0], codes[:, 1] = -8, 7
@@ -44,12 +49,17 @@ def _four_bits(head: Eagle3Head) -> Eagle3Head:
 
 
 def _begun(
-    target: Target, count: int, kinds: list[SamplingParams] | None = None
+    target: Target,
+    count: int,
+    kinds: list[SamplingParams] | None = None,
+    *,
+    has_whole_rows: bool = False,
 ) -> tuple[Engine, list[Sequence]]:
     """An engine with some requests that have said a few tokens."""
     tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
     settings = EngineSettings(controller="fixed", tree=tree, block_size=4)
-    engine = Engine(target, _four_bits(tiny_head(target)), settings)
+    head = _four_bits(tiny_head(target), has_whole_rows=has_whole_rows)
+    engine = Engine(target, head, settings)
     asked = zip(prompts(count), kinds or [SamplingParams(max_tokens=60)] * count, strict=True)
     sequences = [engine.add(engine.make_request(ids, params)) for ids, params in asked]
     while not all(len(seq.output_ids) > 4 for seq in sequences):
@@ -140,6 +150,33 @@ def test_chains_are_those_of_the_twin(count: int) -> None:
     # A chain that is not probable enough ends early, with the same drafts up to there.
     short = drafts.ours(least=float(theirs[:, 0].max()) * 1.01)
     assert short.token_ids == ours.token_ids[:1]
+
+
+def test_rounded_rows_do_not_decide_between_tokens_that_are_nearly_equal() -> None:
+    """Rows that 4 bits do not hold: what is drafted is what whole rows would draft."""
+    target = target_of(tiny_model("llama-tied"))
+    drafts = _Drafts(*_begun(target, 8, has_whole_rows=True))
+    ours, trees = drafts.ours(), drafts.theirs()
+    assert _by_request(ours.token_ids) == trees.tokens_BN[:, 1:].tolist()
+    found = torch.tensor(ours.probabilities).t()
+    torch.testing.assert_close(found, trees.logprobs_BN[:, 1:].exp(), rtol=0.2, atol=0.02)
+
+
+def test_the_highest_logits_are_made_of_whole_rows() -> None:
+    library = native_library()
+    generator = torch.Generator().manual_seed(3)
+    rows_VD = torch.randn(96, 64, generator=generator)
+    normed_TD = 0.3 * torch.randn(40, 64, generator=generator)
+    matrix = NativeMatrix(library, rows_VD, rounded=Format.FOUR_HALF)
+    rounded_TV, exact_TV = matrix(normed_TD), normed_TD @ rows_VD.T
+    found_TV = SharpenedLogits(matrix, rows_VD)(normed_TD)
+    place_T = rounded_TV.sort(dim=1, descending=True).indices.argsort(dim=1)
+    is_near_TV = (rounded_TV >= rounded_TV.amax(dim=1, keepdim=True) - 3.0) & (place_T < 8)
+    is_alone_T1 = is_near_TV.sum(dim=1, keepdim=True) == 1
+    assert 0 < is_alone_T1.sum() < len(normed_TD)
+    wanted_TV = torch.where(is_near_TV & ~is_alone_T1, exact_TV, rounded_TV)
+    torch.testing.assert_close(found_TV, wanted_TV, rtol=1e-5, atol=1e-5)
+    assert (found_TV - exact_TV).abs().max() > 0.01, "4 bits do not hold these rows"
 
 
 SAMPLED = [
