@@ -23,7 +23,8 @@ from fledge.ops.micro_batch import MicroBatch, TargetRows
 from fledge.ops.suffixes import Suffixes, lengthened_to, reaching, whole
 
 _SIZES = 32
-"""Rows and tokens come in multiples of a micro-batch divided by this: at most 3% are in vain."""
+"""Rows and tokens come in multiples of a micro-batch's tokens divided by this: of either, up to 3%
+of a micro-batch may be in vain."""
 
 _DOCUMENTS_AT_ONCE = 64
 
@@ -109,11 +110,15 @@ class FixedMemory:
         return own
 
     def _placed(self, given: SizedBatch) -> SizedBatch:
-        batch, final_RD = given.batch, given.batch.targets.final_RD
-        if final_RD is not None:
-            final_RD = self._part("final", final_RD)
-        features_TF = self._part("features", batch.features_TF)
-        targets = replace(batch.targets, final_RD=final_RD)
+        batch, num_tokens = given.batch, len(given.batch.token_ids_T)
+        named = {one.name: getattr(batch.targets, one.name) for one in fields(TargetRows)}
+        wide = {
+            name: self._part(name, one, num_tokens)
+            for name, one in named.items()
+            if one is not None and one.dim() > 1
+        }
+        features_TF = self._part("features", batch.features_TF, num_tokens)
+        targets = replace(batch.targets, **wide)
         return replace(
             given,
             batch=replace(batch, features_TF=features_TF, targets=targets),
@@ -121,9 +126,10 @@ class FixedMemory:
             denominators_K=given.denominators_K.clone(),
         )
 
-    def _part(self, name: str, like: Tensor) -> Tensor:
-        """Of what sizes share; the first that needs more gets memory for later ones too."""
+    def _part(self, name: str, like: Tensor, num_rows: int) -> Tensor:
+        """Of what sizes share: as many rows as there are tokens, which no size needs more of."""
         shared = self._shared.get(name)
         if shared is None or len(shared) < len(like):
-            shared = self._shared[name] = like.new_empty(like.shape)
+            shared = like.new_empty((max(num_rows, len(like)), *like.shape[1:]))
+            self._shared[name] = shared
         return shared[: len(like)]

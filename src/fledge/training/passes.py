@@ -1,8 +1,8 @@
 """A micro-batch learned: forward and backward, gradients added to those of the weights.
 
-On a GPU, the host takes several times as long to launch the many small kernels of a small head as
-the GPU to run them. So where one process trains alone, passes are captured, one graph for each size
-of micro-batch, and replayed.
+On a GPU, the host takes two or three times as long to launch the many small kernels of a small head
+as the GPU to run them. So where one process trains alone, passes are captured, one graph for each
+size of micro-batch, and replayed.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from fledge.training.fixed_batches import FixedMemory, SizedBatch, sized
 from fledge.training.step_sums import unpacked
 from fledge.training.ttt import TTTModule, TTTResult
 
-_ROOM = 2.5
-"""Passes that there has to be memory for: a launched one, a captured one, and what lies between."""
+_ROOM = 2.0
+"""Passes that there has to be memory for: a launched one, and a captured one beside it."""
 
 
 class Passes(Protocol):
@@ -73,30 +73,42 @@ class CapturedPasses:
         """No sample is longer than `longest`."""
         self._module, self._graphs, self._longest = module, graphs, longest
         self._weights = [one for one in module.parameters() if one.requires_grad]
+        assert not graphs.is_capturing or can_be_captured(module)
         self._memory = FixedMemory()
-        self._pass_bytes: int | None = None
+        self._pass_bytes: dict[int, int] = {}
+        self._with_room: set[int] = set()
 
-    @property
-    def _has_room(self) -> bool:
-        """Graphs keep memory for a pass, beside that of passes that are launched."""
-        if self._pass_bytes is None or len(self._graphs) or not self._graphs.is_capturing:
+    def _has_room(self, num_steps: int) -> bool:
+        """Graphs keep memory for a pass, beside that of passes that are launched.
+
+        Passes with more draft steps take more: those with as many as these are judged by the first.
+        """
+        if num_steps in self._with_room or num_steps not in self._pass_bytes:
             return True
-        device = self._weights[0].device
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + unused > _ROOM * self._pass_bytes
+        torch.cuda.empty_cache()  # what is kept for launched passes cannot be captured
+        free, _ = torch.cuda.mem_get_info(self._weights[0].device)
+        if free <= _ROOM * self._pass_bytes[num_steps]:
+            return False
+        self._with_room.add(num_steps)
+        return True
 
     @contextmanager
-    def _measured(self) -> Iterator[None]:
-        """What the first pass takes."""
-        if self._pass_bytes is not None:
+    def _measured(self, num_steps: int) -> Iterator[None]:
+        """What the first pass with so many draft steps takes."""
+        if num_steps in self._pass_bytes:
             yield
             return
         device = self._weights[0].device
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         yield
-        self._pass_bytes = torch.cuda.max_memory_allocated(device) - before
+        self._pass_bytes[num_steps] = torch.cuda.max_memory_allocated(device) - before
+
+    def _give_up(self) -> None:
+        """From here on passes are launched, and need the memory of those that were captured."""
+        self._graphs.is_capturing = False
+        self._graphs.clear()
+        self._memory = FixedMemory()
 
     def learn(
         self,
@@ -109,12 +121,13 @@ class CapturedPasses:
         assert generator is None, "captured passes draw no noise"
         del is_last
         given = sized(batch, denominators_K, longest=self._longest)
-        self._graphs.is_capturing &= self._has_room
-        if not self._graphs.is_capturing:
+        num_steps = len(denominators_K)
+        if not self._graphs.is_capturing or not self._has_room(num_steps):
+            self._give_up()
             loss, sums_SK = self._learn(given)
             return TTTResult(loss, unpacked(sums_SK))
         own = self._memory.fill(given)
-        with self._measured():
+        with self._measured(num_steps):
             (loss, sums_SK), _ = self._graphs.run(own.size, lambda: self._learn(own))
         # The next replay writes to the same place.
         return TTTResult(loss.clone(), unpacked(sums_SK.clone()))

@@ -105,6 +105,7 @@ Guess guess(const Chain& chain, const ChainWork& room, int64_t b, int64_t level)
     int64_t count = chain.to_logits.num_rows, hidden = room.work.hidden;
     Best best = sharpen(room.logits + b * count, count, room.best[b], chain.unrounded,
                         room.normed + b * hidden, hidden);
+    if (!is_number(best)) return {0, 0.0f};
     bool takes_best = chain.draws == nullptr || chain.draws[b].temperature <= 0.0 ||
                       chain.draws[b].top_k == 1;
     if (takes_best) return {best.index, 1.0f / best.sum};
