@@ -137,7 +137,7 @@ def test_suffixes_begin_earlier_where_more_is_asked_for() -> None:
         lengthened_to(suffixes, documents.num_tokens + 1)
 
 
-def two_ways(
+def check_both_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: TrainSettings, **given: Any
 ) -> None:
     run(out=tmp_path / "launched", settings=settings, **given)
@@ -157,11 +157,11 @@ def test_whole_runs_learn_the_same(
     kind: str,
 ) -> None:
     settings = with_optimizer(SHORT, kind=kind, ema=0.9)
-    two_ways(tmp_path, monkeypatch, settings, target=tiny_target, corpus=tiny_corpus)
+    check_both_ways(tmp_path, monkeypatch, settings, target=tiny_target, corpus=tiny_corpus)
 
 
 def test_noise_is_drawn_by_passes_that_are_launched(
     tmp_path: Path, tiny_target: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(SHORT, hidden_noise=0.05)
-    two_ways(tmp_path, monkeypatch, settings, target=tiny_target, corpus=tiny_corpus)
+    check_both_ways(tmp_path, monkeypatch, settings, target=tiny_target, corpus=tiny_corpus)
