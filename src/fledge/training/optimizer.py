@@ -70,10 +70,8 @@ class Optimizer:
         self._is_fused = self._list[0].is_cuda if is_fused is None else is_fused
         self._graphs = graphs
         device = self._list[0].device
-        self._is_skipped, self._rate = (
-            torch.zeros((), device=device),
-            torch.zeros((), device=device),
-        )
+        self._is_skipped = torch.zeros((), device=device)
+        self._rate = torch.zeros((), device=device)
         if self._graphs is not None:
             for one in self._list:
                 one.grad = torch.zeros_like(one)
