@@ -105,6 +105,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"step_decay": 0.5, "noise": 0.2},
     {"chain_weights": True, "step_decay": 1.0},
     {"chain_weights": True, "kind": "acceptance", "top_k": 5},
+    {"chain_weights": True, "start_share": 0.7, "kind": "blend"},
     {"fc_norm": True, "norm_output": True},
     {"norm_before_residual": True, "norm_before_fc": True},
     {"attention_bias": True, "num_heads": 6},
@@ -302,12 +303,14 @@ def test_nothing_kept_for_the_backward_pass_grows_with_the_square() -> None:
     assert largest[False] == num_tokens * 96
 
 
-@pytest.mark.parametrize("chain_weights", [False, True])
-def test_chunks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch, chain_weights: bool) -> None:
+@pytest.mark.parametrize(
+    "weights", [{}, {"chain_weights": True}, {"chain_weights": True, "start_share": 1.0}], ids=str
+)
+def test_chunks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any]) -> None:
     head = tiny_head(TARGET).double()
     readout = random_readout(head, torch.float64)
     batch = random_batch(head, readout, torch.float64)
-    module = make_module(head, readout, torch.float64, is_plain=False, chain_weights=chain_weights)
+    module = make_module(head, readout, torch.float64, is_plain=False, **weights)
     expected = run(module, batch)
     few = {"cpu": 3 * 7 * 64}
     monkeypatch.setattr("fledge.ops.soft_target_chunks._LOGITS_AT_ONCE", few)

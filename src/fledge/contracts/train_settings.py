@@ -102,6 +102,10 @@ class LossSettings:
     """A guess counts as much as the guesses before it are likely to be accepted; with it, 1 is a
     good step_decay."""
 
+    start_share: float = 0.0
+    """Indices count by how likely a chain of guesses begins there, as far as this: 0 has all count
+    alike, 1 none where serving would never begin. Only with chain_weights."""
+
     mean: LossMean = "labels"
     """Divide by the number of positions with loss, or by all positions."""
 
@@ -119,6 +123,13 @@ class LossSettings:
         check_range("early_steps", self.early_steps, 0, self.steps)
         check_range("early_share", self.early_share, 0, 1)
         check_range("step_decay", self.step_decay, 0.01, 1)
+        check_range("start_share", self.start_share, 0, 1)
+        if self.start_share and not self.chain_weights:
+            raise ConfigError(
+                f"start_share is {self.start_share} and chain_weights false; where chains begin is "
+                "known from what they are accepted for: set chain_weights = true, or start_share "
+                "= 0."
+            )
         check_range("feature_weight", self.feature_weight, 0)
 
     def steps_at(self, done_share: float) -> int:

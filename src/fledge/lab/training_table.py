@@ -55,6 +55,8 @@ def _loss(loss: Mapping[str, Any]) -> str:
         parts.append(f"each {decay:g} of the one before")
     if loss.get("chain_weights"):
         parts.append("each by how likely the guesses before it are accepted")
+    if share := loss.get("start_share"):
+        parts.append(f"{share:.0%} of its weight by how likely a chain begins there")
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.contracts.train_settings import LossKind
+from fledge.ops.chain_weights import ChainWeights
 from fledge.ops.kernel_choice import on_device
 from fledge.ops.micro_batch import TargetRows
 from fledge.ops.soft_targets import (
@@ -23,7 +24,6 @@ from fledge.ops.soft_targets import (
     DraftReadout,
     Labels,
     LossRows,
-    chain_weights,
     row_losses,
     target_logits,
 )
@@ -63,7 +63,7 @@ def soft_target_loss(
     weights_K: Tensor,
     kind: LossKind,
     *,
-    has_chain_weights: bool = False,
+    chains: ChainWeights | None = None,
 ) -> LossRows:
     """As the twin; `lm_head_VD` may be wider than the outputs and gets its gradient as wide.
 
@@ -72,7 +72,7 @@ def soft_target_loss(
     stacked_KTD = torch.stack(tuple(normed))
     wants_grad = torch.is_grad_enabled() and stacked_KTD.requires_grad
     rows: tuple[Tensor, ...] = _SoftTargets.apply(  # type: ignore[no-untyped-call]
-        stacked_KTD, lm_head_VD, labels, readout, weights_K, kind, has_chain_weights, wants_grad
+        stacked_KTD, lm_head_VD, labels, readout, weights_K, kind, chains, wants_grad
     )
     return LossRows(*rows)
 
@@ -87,23 +87,23 @@ class _SoftTargets(torch.autograd.Function):
         readout: DraftReadout | None,
         weights_K: Tensor,
         kind: LossKind,
-        has_chain_weights: bool,
+        chains: ChainWeights | None,
         wants_grad: bool,
     ) -> tuple[Tensor, ...]:
         chunks = _Chunks(stacked_KTD, lm_head_VD, labels, readout, weights_K, wants_grad)
         if wants_grad and ctx.needs_input_grad[1]:
             chunks.learn_rows(lm_head_VD)
-        if has_chain_weights:
-            chunks.weigh_chains()
+        if chains is not None:
+            chunks.weigh(chains)
         compared = [chunks.compare(rows, kind) for rows in chunks.rows()]
         ctx.grads = (chunks.grad_KTD, chunks.grad_VD)
         is_asked_RK = labels.is_asked_RK
         is_used_RK = is_asked_RK & labels.counts_R[:, None]
         loss_RK = torch.where(is_used_RK, torch.cat([one.loss_CK for one in compared]), 0.0)
         weights_RK = weights_K.to(loss_RK.dtype).expand_as(loss_RK)
-        if has_chain_weights:
-            chains = [one.chain_CK for one in compared if one.chain_CK is not None]
-            weights_RK = weights_RK * torch.cat(chains)
+        if chains is not None:
+            found = [one.chain_CK for one in compared if one.chain_CK is not None]
+            weights_RK = weights_RK * torch.cat(found)
         loss = (loss_RK * weights_RK).sum()
         accepted_RK = torch.cat([one.accepted_CK for one in compared])
         outputs = (
@@ -153,7 +153,7 @@ class _Chunks:
         self._from_RK = torch.where(is_asked_RK, flat_RK, 0)
         self.grad_VD: Tensor | None = None
         self.grad_KTD: Tensor | None = None
-        self._accepted_TK: Tensor | None = None
+        self._chains: ChainWeights | None = None
         if wants_grad:
             # One row more than there are: where the gradients of rows that are not asked go.
             self._grad_FD = stacked_KTD.new_zeros((nowhere + 1, size))
@@ -163,8 +163,9 @@ class _Chunks:
         """Gather the gradient of the output matrix too."""
         self.grad_VD = torch.zeros_like(lm_head_VD, memory_format=torch.contiguous_format)
 
-    def weigh_chains(self) -> None:
-        """Rows lie in the order of their tokens, so the guesses before a row are known with it."""
+    def weigh(self, chains: ChainWeights) -> None:
+        """Rows lie in the order of their tokens, so all guesses before a row are known with it."""
+        self._chains = chains
         shape = (self._labels.num_indices + 1, self._to_RK.shape[1])
         self._accepted_TK = self._weights_RK.new_ones(shape)
 
@@ -184,10 +185,11 @@ class _Chunks:
         chunk = Chunk(labels.greedy_R[rows], self._mass_R[rows], self._weights_RK[rows])
         slope_dtype = None if self.grad_KTD is None else hidden_PD.dtype
         compared = compare_rows(target_CV, draft_PV, chunk, kind, slope_dtype)
-        if self._accepted_TK is not None:
+        if self._chains is not None:
             index_CK = labels.index_RK[rows]
             self._accepted_TK.scatter_(0, index_CK, compared.accepted_CK)
-            compared = compared._replace(chain_CK=chain_weights(self._accepted_TK, index_CK))
+            chain_CK = self._chains.of(self._accepted_TK, labels.first_rows_T, index_CK)
+            compared = compared._replace(chain_CK=chain_CK)
         if compared.slope_PV is not None:
             to_P = self._to_RK[rows].flatten()
             grad_PD = compared.slope_PV @ self._weight_VD

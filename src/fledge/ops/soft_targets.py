@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.contracts.train_settings import LossKind
+from fledge.ops.chain_weights import ChainWeights
 from fledge.ops.documents import Documents
 from fledge.ops.micro_batch import TargetRows
 from fledge.ops.suffixes import Suffixes
@@ -73,7 +74,12 @@ class Labels:
     counts_R: Tensor
     """Whether the row has a part in the loss; it is measured in any case."""
 
-    num_indices: int
+    first_rows_T: Tensor
+    """Of each index that is computed: where its document begins."""
+
+    @property
+    def num_indices(self) -> int:
+        return len(self.first_rows_T)
 
     @property
     def is_asked_RK(self) -> Tensor:
@@ -110,7 +116,12 @@ def find_labels(
     index_RK = (targets.rows_R[:, None] - 1 - steps_K).clamp(min=0)
     if suffixes is not None:
         index_RK = suffixes.numbers_T[index_RK]
-    num_indices = (documents if suffixes is None else suffixes).num_tokens
+    positions_T = documents.positions_T
+    rows_T = torch.arange(len(positions_T), device=positions_T.device)
+    first_rows_T = rows_T - positions_T
+    if suffixes is not None:
+        first_rows_T = first_rows_T[suffixes.rows_A]
+    num_indices = len(first_rows_T)
     greedy_R = draft_of_target[targets.greedy_R]
     all_R = torch.ones_like(greedy_R, dtype=torch.bool)
     return Labels(
@@ -118,7 +129,7 @@ def find_labels(
         greedy_R=greedy_R,
         index_RK=torch.where(is_asked_RK, index_RK, num_indices),
         counts_R=greedy_R >= 0 if greedy_in_vocab_only else all_R,
-        num_indices=num_indices,
+        first_rows_T=first_rows_T,
     )
 
 
@@ -130,7 +141,7 @@ def soft_target_loss_plain(
     weights_K: Tensor,
     kind: LossKind,
     *,
-    has_chain_weights: bool = False,
+    chains: ChainWeights | None = None,
 ) -> LossRows:
     """All logits of all steps, written out; `normed` holds K outputs [T, D]."""
     targets = labels.targets
@@ -152,10 +163,10 @@ def soft_target_loss_plain(
         accepts.append(accepted_R.detach() * is_asked_R)
     loss_RK, accepted_RK = torch.stack(losses, dim=1), torch.stack(accepts, dim=1)
     weights_RK = weights_K.to(loss_RK.dtype).expand_as(loss_RK)
-    if has_chain_weights:
+    if chains is not None:
         shape = (labels.num_indices + 1, accepted_RK.shape[1])
         accepted_TK = accepted_RK.new_ones(shape).scatter(0, labels.index_RK, accepted_RK)
-        weights_RK = weights_RK * chain_weights(accepted_TK, labels.index_RK)
+        weights_RK = weights_RK * chains.of(accepted_TK, labels.first_rows_T, labels.index_RK)
     return LossRows(
         loss=(loss_RK * weights_RK).sum(),
         loss_RK=loss_RK.detach(),
@@ -174,12 +185,6 @@ def row_losses(kind: LossKind, p: Tensor, logq: Tensor, accepted: Tensor) -> Ten
         return cross_entropy
     share = torch.exp(-BLEND_RATE * accepted.detach())
     return share * cross_entropy + (1 - share) * (1 - accepted)
-
-
-def chain_weights(accepted_TK: Tensor, index_RK: Tensor) -> Tensor:
-    """How likely each row is reached at each step: all guesses of its index before are accepted."""
-    reached_TK = F.pad(accepted_TK[:, :-1], (1, 0), value=1.0).cumprod(dim=1)
-    return reached_TK.gather(0, index_RK)
 
 
 def target_logits(targets: TargetRows, readout: DraftReadout | None, lm_head_VD: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from fledge.contracts.train_settings import LossSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.target_reading import Readout
 from fledge.models.turned_rows import TurnedRows
+from fledge.ops.chain_weights import ChainWeights
 from fledge.ops.micro_batch import MicroBatch
 from fledge.ops.soft_target_chunks import soft_target_loss
 from fledge.ops.soft_targets import (
@@ -174,6 +175,7 @@ class TTTModule(nn.Module):
             normed = [F.linear(normed_TD, turn_DD) for normed_TD in normed]
         else:
             lm_head_VD = lm_head.weight
+        chains = ChainWeights(self.loss.start_share) if self.loss.chain_weights else None
         compare = soft_target_loss_plain if self.is_plain else soft_target_loss
         return compare(
             normed,
@@ -182,7 +184,7 @@ class TTTModule(nn.Module):
             self._readout,
             weights_K,
             self.loss.kind,
-            has_chain_weights=self.loss.chain_weights,
+            chains=chains,
         )
 
     def _check_features(self, batch: MicroBatch) -> None:

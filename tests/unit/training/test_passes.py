@@ -43,7 +43,7 @@ class Case:
             self.head,
             target.embedding.weight,
             self.readout,
-            LossSettings(steps=STEPS, chain_weights=True, step_decay=1.0),
+            LossSettings(steps=STEPS, chain_weights=True, start_share=0.5, step_decay=1.0),
             compute_dtype=torch.float64,
         )
 
