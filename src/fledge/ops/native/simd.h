@@ -147,6 +147,29 @@ template <typename Join> INLINE int32_t join_lanes(VI v, Join join) {
     return four[0];
 }
 
+// Lanes of two vectors that stand at even places, or at odd ones.
+template <bool IS_ODD> INLINE VI half_of_lanes(VI a, VI b) {
+#if HAS_WIDE
+    return IS_ODD ? __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+                  : __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#else
+    return IS_ODD ? __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+                  : __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#endif
+}
+
+// All lanes of each of some vectors as one, side by side: a third of what `join_lanes` takes for each.
+template <typename Join> INLINE VI join_each(VI (&vectors)[LANES], Join join) {
+#pragma GCC unroll 4
+    for (int count = LANES / 2; count > 0; count /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            VI one = vectors[2 * i], other = vectors[2 * i + 1];
+            vectors[i] = join(half_of_lanes<false>(one, other), half_of_lanes<true>(one, other));
+        }
+    return vectors[0];
+}
+
 INLINE bool all_true(VI lanes) {
     int32_t all = -1;
     for (int lane = 0; lane < LANES; lane++) all &= lanes[lane];
