@@ -24,6 +24,7 @@ struct Factors {
 // Of three digits, the highest from -120 to 119 and the others from -128 to 127.
 constexpr int LARGEST_FACTOR = 119 * 65536 + 127 * 256 + 127;
 constexpr int UNIT_PARTS = UNIT / LANES;
+constexpr int64_t SHIFTS = int64_t(0xf8f8f8f878787878);  // four columns 120 up, four columns 8 down
 
 // The exponent of the power of two whose multiples the numbers become, by the bits of the largest of
 // them. Numbers below 2^-100 become multiples of 2^-122.
@@ -33,18 +34,43 @@ INLINE VI exponents_of_scales(VI largest_bits) {
     return exponent < 5 ? VI{} + 5 : exponent;
 }
 
-// The digits of numbers, which are bytes once each has 128 more.
-INLINE void put_digits(const VI (&numbers)[UNIT_PARTS], FactorUnit& unit) {
+#if HAS_WIDE
+typedef int8_t EachByte __attribute__((vector_size(4 * LANES)));
+
+// Bytes `FIRST` of all 32 numbers, then bytes `SECOND`.
+template <int FIRST, int SECOND> INLINE EachByte two_digits(VI a, VI b) {
+#define EIGHT_BYTES(at) at, at + 4, at + 8, at + 12, at + 16, at + 20, at + 24, at + 28
+#define ALL_BYTES(byte) EIGHT_BYTES(byte), EIGHT_BYTES(byte + 32), EIGHT_BYTES(byte + 64), EIGHT_BYTES(byte + 96)
+    return __builtin_shufflevector((EachByte)a, (EachByte)b, ALL_BYTES(FIRST), ALL_BYTES(SECOND));
+#undef ALL_BYTES
+#undef EIGHT_BYTES
+}
+#endif
+
+// The digits of numbers, which are bytes once each has 128 more; returns lanes of the products of pairs.
+INLINE VI put_digits(const VI (&numbers)[UNIT_PARTS], FactorUnit& unit) {
+    VI bytes[UNIT_PARTS];
 #pragma GCC unroll 4
-    for (int part = 0; part < UNIT_PARTS; part++) {
-        typedef int8_t Digits __attribute__((vector_size(LANES)));
-        VI bytes = (numbers[part] + 0x808080) ^ 0x808080;
+    for (int part = 0; part < UNIT_PARTS; part++) bytes[part] = (numbers[part] + 0x808080) ^ 0x808080;
+#if HAS_WIDE
+    EachByte upper = two_digits<2, 1>(bytes[0], bytes[1]), lower = two_digits<0, 2>(bytes[0], bytes[1]);
+    // What keeps sums of highest digits and codes within a byte.
+    lower += (EachByte)_mm512_set_epi64(SHIFTS, SHIFTS, SHIFTS, SHIFTS, 0, 0, 0, 0);
+    memcpy(unit.digits[0], &upper, sizeof(upper));
+    memcpy(unit.digits[2], &lower, sizeof(lower));
+    __m512i others = _mm512_shuffle_epi32((__m512i)lower, _MM_PERM_CDAB);
+    return (VI)_mm512_maskz_dpbusd_epi32(0x5500, _mm512_setzero_si512(), (__m512i)lower, others);
+#else
+    typedef int8_t Digits __attribute__((vector_size(LANES)));
+#pragma GCC unroll 4
+    for (int part = 0; part < UNIT_PARTS; part++)
 #pragma GCC unroll 3
         for (int digit = 0; digit < 3; digit++) {
-            Digits digits = __builtin_convertvector(bytes >> (16 - 8 * digit), Digits);
+            Digits digits = __builtin_convertvector(bytes[part] >> (16 - 8 * digit), Digits);
             memcpy(unit.digits[digit] + part * LANES, &digits, LANES);
         }
-    }
+    return VI{};
+#endif
 }
 
 // What eight-bit codes ask for.
@@ -59,18 +85,6 @@ INLINE void put_offsets(FactorUnit& unit) {
         unit.whole[digit] = -128 * (half + rest);
     }
 }
-
-#if HAS_PAIRS
-// The highest digits with what keeps sums with codes within a byte, and lanes of the products of each pair.
-INLINE VI put_pairs(FactorUnit& unit) {
-    __m256i shifts = _mm256_set1_epi64x(int64_t(0xf8f8f8f878787878));
-    __m256i paired = _mm256_add_epi8(_mm256_loadu_si256((const __m256i*)unit.digits[0]), shifts);
-    _mm256_storeu_si256((__m256i*)unit.paired, paired);
-    __m256i others = _mm256_shuffle_epi32(paired, _MM_PERM_CDAB);
-    __m256i products = _mm256_maskz_dpbusd_epi32(0x55, _mm256_setzero_si256(), paired, others);
-    return (VI)_mm512_zextsi256_si512(products);
-}
-#endif
 
 // As many units as there are lanes, from x to `units`; the last ones of fewer are done again.
 static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&units)[LANES], bool has_offsets) {
@@ -102,21 +116,19 @@ static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&uni
             numbers[part] = __builtin_convertvector(scaled + half, VI);
             joined[u] += numbers[part];
         }
-        put_digits(numbers, *units[u]);
-#if HAS_PAIRS
-        pairs[u] = put_pairs(*units[u]);
-#endif
+        pairs[u] = put_digits(numbers, *units[u]);
         if (has_offsets) put_offsets(*units[u]);
     }
     auto added = [](VI a, VI b) { return a + b; };
-    VI whole = join_each(joined, added), centre = -8 * whole, paired_centre = centre;
-#if HAS_PAIRS
-    paired_centre -= (join_each(pairs, added) + UNIT / 2 * 120 * 8) << 16;
-#endif
+    VI whole = join_each(joined, added);
+    VI too_much = (join_each(pairs, added) + UNIT / 2 * 120 * 8) << 16;
+    alignas(64) int32_t centres[2][LANES];
+    memcpy(centres[0], &(joined[0] = -8 * whole), sizeof(VI));
+    memcpy(centres[1], &(joined[1] = -8 * whole - too_much), sizeof(VI));
     store(sums, __builtin_convertvector(whole, V) * scale);
     for (int u = 0; u < LANES; u++) {
-        units[u]->centre = centre[u];
-        units[u]->paired_centre = paired_centre[u];
+        units[u]->centre = centres[0][u];
+        units[u]->paired_centre = centres[1][u];
         units[u]->scale = scales[u];
         units[u]->sum = sums[u];
     }

@@ -17,8 +17,6 @@
 
 #if HAS_BYTE_DOTS && HAS_WIDE
 
-typedef int8_t EachByte __attribute__((vector_size(4 * LANES)));
-
 INLINE Bytes added_bytes(Bytes a, Bytes b) { return (Bytes)((EachByte)a + (EachByte)b); }
 INLINE Bytes byte_to_all(int8_t byte) { return (Bytes)(EachByte{} + byte); }
 INLINE Bytes four_to_all(const int8_t* bytes) {
