@@ -3,7 +3,7 @@
 // Threads share every product by its outputs and attention by rows and heads.
 #pragma once
 
-#include "layers.h"
+#include "attention.h"
 #include "team.h"
 
 #include <new>
@@ -132,7 +132,7 @@ Work begin_work(const Decoder& decoder, const Rows& rows, const View* views, int
     size_t fresh = room.keep<float>(count * decoder.hidden_size);
     size_t hidden_rows = room.keep<float>(
         count * widest(decoder, [](const Layer& l) { return int64_t(l.gate_up.num_rows); }));
-    size_t scores = room.keep<float>(work.longest * num_threads);
+    size_t scores = room.keep<float>(work.longest * MOST_HEADS * num_threads);
     size_t input = room.keep<float>(count * 2 * decoder.hidden_size);
     size_t units = room.keep<FactorUnit>(count > MANY_ROWS ? count * most_units(decoder) : 0);
     room.make();
@@ -233,16 +233,21 @@ void turn_and_store(const Layer& layer, const Work& work, Share rows) {
     }
 }
 
+// Items are rows and heads, in an order in which keys stay near: heads that see the same keys, one row after the
+// other.
 void attend_items(const Layer& layer, const Work& work, Share items, int thread) {
     const Heads& heads = layer.heads;
-    int64_t count = work.rows->num_rows;
-    float* scores = work.scores + thread * work.longest;
-    for (int64_t i = items.begin; i < items.end; i++) {
-        // Heads that see the same keys one after the other, each for all rows: the keys stay near.
-        int64_t t = i % count, h = i / count, place = layer.view * count + t;
-        attend(heads, work.product + t * layer.qkv.num_rows + h * heads.size, h, layer.keys,
-               layer.values, work.slots + place * work.longest, work.counts[place], scores,
-               work.attended + (t * heads.num_heads + h) * heads.size);
+    int64_t num_rows = work.rows->num_rows, group = heads.num_heads / heads.num_kv_heads;
+    int64_t stride = heads.num_kv_heads * heads.size;
+    for (int64_t i = items.begin; i < items.end;) {
+        int64_t t = i / group % num_rows, kv_head = i / group / num_rows, head = kv_head * group + i % group;
+        int64_t left = group - i % group, place = layer.view * num_rows + t;
+        if (items.end - i < left) left = items.end - i;
+        Sight sight = {layer.keys + kv_head * heads.size,   layer.values + kv_head * heads.size, stride,
+                       work.slots + place * work.longest,   work.counts[place],
+                       work.scores + thread * MOST_HEADS * work.longest, work.longest};
+        i += attend(heads, work.product + t * layer.qkv.num_rows + head * heads.size, left, sight,
+                    work.attended + (t * heads.num_heads + head) * heads.size);
     }
 }
 
