@@ -263,9 +263,13 @@ void attention(Member& me, const Layer& layer, const Work& work, const float* in
             multiply(layer.qkv, factors.get(), work.product, layer.qkv.num_rows, part, parts, near);
         },
         count, [&](Share rows) { turn_and_store(layer, work, rows); });
-    int64_t items = count * layer.heads.num_heads, shares = me.parts_of(items);
+    // Heads that see the same keys stay together where all threads get as many of them.
+    int64_t items = count * layer.heads.num_heads, groups = count * layer.heads.num_kv_heads;
+    int64_t together = groups % me.num_threads == 0 ? items / groups : 1;
+    int64_t shares = me.parts_of(items / together);
     me.work(shares, [&](int64_t i) {
-        attend_items(layer, work, share_of(items, i, shares), me.thread);
+        Share share = share_of(items / together, i, shares);
+        attend_items(layer, work, Share{share.begin * together, share.end * together}, me.thread);
     });
 }
 
