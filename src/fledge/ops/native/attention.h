@@ -130,7 +130,8 @@ static void attend_at_once(const Heads& heads, const float* query, const Sight& 
     float scales[Q];
     score_keys<PARTS, Q>(query, sight.keys, sight.stride, sight.slots, sight.count, sight.scores, sight.longest);
     for (int q = 0; q < Q; q++)
-        scales[q] = 1.0f / exponentials(sight.scores + q * sight.longest, sight.count, heads.scale, heads.soft_cap);
+        scales[q] = 1.0f / exponentials(sight.scores + q * sight.longest, sight.count, heads.scale,
+                                        heads.soft_cap);
     mix_values<PARTS, Q>(sight.scores, sight.longest, sight.values, sight.stride, sight.slots, sight.count,
                          scales, out);
 }

@@ -122,13 +122,13 @@ static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&uni
     auto added = [](VI a, VI b) { return a + b; };
     VI whole = join_each(joined, added);
     VI too_much = (join_each(pairs, added) + UNIT / 2 * 120 * 8) << 16;
-    alignas(64) int32_t centres[2][LANES];
-    memcpy(centres[0], &(joined[0] = -8 * whole), sizeof(VI));
-    memcpy(centres[1], &(joined[1] = -8 * whole - too_much), sizeof(VI));
+    alignas(64) float centres[LANES], paired_centres[LANES];  // as bits
+    store(centres, (V)(-8 * whole));
+    store(paired_centres, (V)(-8 * whole - too_much));
     store(sums, __builtin_convertvector(whole, V) * scale);
     for (int u = 0; u < LANES; u++) {
-        units[u]->centre = centres[0][u];
-        units[u]->paired_centre = centres[1][u];
+        memcpy(&units[u]->centre, centres + u, 4);
+        memcpy(&units[u]->paired_centre, paired_centres + u, 4);
         units[u]->scale = scales[u];
         units[u]->sum = sums[u];
     }
@@ -165,14 +165,17 @@ static Asked asked_by(const Matrix& matrix) {
 }
 
 static void prepare_rows(const Factors& factors, Asked asked, int64_t begin, int64_t end, FactorUnit* units) {
-    int64_t last = end * factors.num_units - 1;
+    const float* row = factors.x + begin * factors.stride;
+    int64_t column = 0, last = end * factors.num_units - 1;
     for (int64_t first = begin * factors.num_units; first <= last; first += LANES) {
         const float* x[LANES];
         FactorUnit* to[LANES];
         for (int u = 0; u < LANES; u++) {
-            int64_t number = first + u < last ? first + u : last;
-            x[u] = factors.x + number / factors.num_units * factors.stride + number % factors.num_units * UNIT;
-            to[u] = units + number;
+            x[u] = row + column;
+            to[u] = units + (first + u < last ? first + u : last);
+            if (first + u >= last) continue;
+            column += UNIT;
+            if (column == factors.num_units * UNIT) row += factors.stride, column = 0;
         }
         prepare_some(x, to, asked.has_offsets);
     }

@@ -1,4 +1,5 @@
-// What a decoder layer does beside its products and attention: where rows are, norms, rotations, gates. All in float32; every row is computed by itself, so its bits do not depend on the others.
+// What a decoder layer does beside its products and attention: where rows are, norms, rotations, gates. All in
+// float32; every row is computed by itself, so its bits do not depend on the others.
 #pragma once
 
 #include "products.h"
