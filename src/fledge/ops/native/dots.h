@@ -10,8 +10,8 @@
 // What the sums of a group of columns begin with: codes of eight bits are 128 too large.
 template <typename U> INLINE int32_t first_sum(const FactorUnit& unit, int group, int digit) {
     if (U::HAS_LEAST) return 0;
-    if (U::GROUPS == 1) return unit.whole[digit];
-    return group == 0 ? unit.half[digit] : unit.whole[digit] - unit.half[digit];
+    if (U::GROUPS == 1) return -128 * unit.whole[digit];
+    return -128 * (group == 0 ? unit.half[digit] : unit.whole[digit] - unit.half[digit]);
 }
 
 // Products of a format by dots.

@@ -57,7 +57,7 @@ INLINE VI put_digits(const VI (&numbers)[UNIT_PARTS], FactorUnit& unit) {
     // What keeps sums of highest digits and codes within a byte.
     lower += (EachByte)_mm512_set_epi64(SHIFTS, SHIFTS, SHIFTS, SHIFTS, 0, 0, 0, 0);
     memcpy(unit.digits[0], &upper, sizeof(upper));
-    memcpy(unit.digits[2], &lower, sizeof(lower));
+    memcpy(unit.digits[2], &lower, UNIT);
     __m512i others = _mm512_shuffle_epi32((__m512i)lower, _MM_PERM_CDAB);
     return (VI)_mm512_maskz_dpbusd_epi32(0x5500, _mm512_setzero_si512(), (__m512i)lower, others);
 #else
@@ -76,20 +76,21 @@ INLINE VI put_digits(const VI (&numbers)[UNIT_PARTS], FactorUnit& unit) {
 // What eight-bit codes ask for.
 INLINE void put_offsets(FactorUnit& unit) {
     for (int digit = 0; digit < 3; digit++) {
-        int32_t half = 0, rest = 0;
+        int16_t half = 0, rest = 0;
         for (int i = 0; i < UNIT / 2; i++) {
             half += unit.digits[digit][i];
             rest += unit.digits[digit][UNIT / 2 + i];
         }
-        unit.half[digit] = -128 * half;
-        unit.whole[digit] = -128 * (half + rest);
+        unit.half[digit] = half;
+        unit.whole[digit] = int16_t(half + rest);
     }
 }
 
-// As many units as there are lanes, from x to `units`; the last ones of fewer are done again.
-static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&units)[LANES], bool has_offsets) {
-    VI joined[LANES];
-    for (int u = 0; u < LANES; u++) {
+// Up to as many units as there are lanes, from x to `units`.
+static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&units)[LANES], int count,
+                         bool has_offsets) {
+    VI joined[LANES] = {};
+    for (int u = 0; u < count; u++) {
         VI largest = {};
 #pragma GCC unroll 4
         for (int part = 0; part < UNIT_PARTS; part++) {
@@ -105,8 +106,8 @@ static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&uni
     V scale = (V)(bits < 0x7f800000 ? exponents << 23 : VI{} + 0x7fc00000);
     store(per_scale, (V)((254 - exponents) << 23));
     store(scales, scale);
-    VI pairs[LANES];
-    for (int u = 0; u < LANES; u++) {
+    VI pairs[LANES] = {};
+    for (int u = 0; u < count; u++) {
         VI numbers[UNIT_PARTS];
         joined[u] = VI{};
 #pragma GCC unroll 4
@@ -126,7 +127,7 @@ static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&uni
     store(centres, (V)(-8 * whole));
     store(paired_centres, (V)(-8 * whole - too_much));
     store(sums, __builtin_convertvector(whole, V) * scale);
-    for (int u = 0; u < LANES; u++) {
+    for (int u = 0; u < count; u++) {
         memcpy(&units[u]->centre, centres + u, 4);
         memcpy(&units[u]->paired_centre, paired_centres + u, 4);
         units[u]->scale = scales[u];
@@ -137,8 +138,8 @@ static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&uni
 #else
 
 // Columns are multiplied as they are: only their sum is asked for.
-static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&units)[LANES], bool) {
-    for (int u = 0; u < LANES; u++) {
+static void prepare_some(const float* const (&x)[LANES], FactorUnit* const (&units)[LANES], int count, bool) {
+    for (int u = 0; u < count; u++) {
         V sum = load(x[u]);
         for (int at = LANES; at < UNIT; at += LANES) sum += load(x[u] + at);
         units[u]->sum = fold(sum);
@@ -165,20 +166,17 @@ static Asked asked_by(const Matrix& matrix) {
 }
 
 static void prepare_rows(const Factors& factors, Asked asked, int64_t begin, int64_t end, FactorUnit* units) {
-    const float* row = factors.x + begin * factors.stride;
-    int64_t column = 0, last = end * factors.num_units - 1;
-    for (int64_t first = begin * factors.num_units; first <= last; first += LANES) {
-        const float* x[LANES];
-        FactorUnit* to[LANES];
-        for (int u = 0; u < LANES; u++) {
-            x[u] = row + column;
-            to[u] = units + (first + u < last ? first + u : last);
-            if (first + u >= last) continue;
-            column += UNIT;
-            if (column == factors.num_units * UNIT) row += factors.stride, column = 0;
+    const float* x[LANES];
+    FactorUnit* to[LANES];
+    int count = 0;
+    for (int64_t t = begin; t < end; t++)
+        for (int64_t u = 0; u < factors.num_units; u++) {
+            x[count] = factors.x + t * factors.stride + u * UNIT;
+            to[count] = units + t * factors.num_units + u;
+            if (++count < LANES && (t < end - 1 || u < factors.num_units - 1)) continue;
+            prepare_some(x, to, count, asked.has_offsets);
+            count = 0;
         }
-        prepare_some(x, to, asked.has_offsets);
-    }
 }
 
 // The factors of one product over few rows, made by each thread that has a part in it when it begins with the

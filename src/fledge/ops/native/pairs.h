@@ -35,6 +35,7 @@ INLINE VI with_dot_of_four(VI sum, Bytes codes, const int8_t* digits) {
 // A unit of a block, ready for any number of rows of x.
 struct CentredUnit {
     Bytes words[UNIT_WORDS];
+    Bytes beside[UNIT_WORDS];  // the other word of a pair: 120 more at even places, 8 less at odd ones
     V step, least;
     VI rest;  // what sums over pairs lack because of the codes
 };
@@ -48,9 +49,11 @@ template <bool HAS_REST> INLINE CentredUnit centred_unit(const uint8_t* codes, c
     unit.rest = VI{};
     if (!HAS_REST) return unit;
 #pragma GCC unroll 4
-    for (int i = 0; i < UNIT_WORDS; i += 2)
-        unit.rest = with_dot(unit.rest, added_bytes(unit.words[i + 1], byte_to_all(120)),
-                             added_bytes(unit.words[i], byte_to_all(-8)));
+    for (int i = 0; i < UNIT_WORDS; i += 2) {
+        unit.beside[i] = added_bytes(unit.words[i + 1], byte_to_all(120));
+        unit.beside[i + 1] = added_bytes(unit.words[i], byte_to_all(-8));
+        unit.rest = with_dot(unit.rest, unit.beside[i], unit.beside[i + 1]);
+    }
     unit.rest = -unit.rest;
     return unit;
 }
@@ -59,8 +62,8 @@ template <bool HAS_REST> INLINE CentredUnit centred_unit(const uint8_t* codes, c
 template <bool BY_PAIRS>
 INLINE void add_word(const CentredUnit& unit, const FactorUnit& own, int i, VI (&sums)[3]) {
     if (BY_PAIRS && i % 2 == 0) {
-        Bytes one = added_bytes(four_to_all(own.paired + 4 * i), unit.words[i + 1]);
-        Bytes other = added_bytes(four_to_all(own.paired + 4 * i + 4), unit.words[i]);
+        Bytes one = added_bytes(four_to_all(own.digits[0] + 4 * i), unit.beside[i]);
+        Bytes other = added_bytes(four_to_all(own.digits[0] + 4 * i + 4), unit.beside[i + 1]);
         sums[0] = with_dot(sums[0], one, other);
     }
 #pragma GCC unroll 3
@@ -92,22 +95,55 @@ INLINE void add_rows(const CentredUnit& unit, const FactorUnit* factors, int64_t
     }
 }
 
+// Units of R blocks times one row of x: blocks take turns, and its digits are loaded once for all of them.
+template <int R>
+INLINE void add_one_row(const uint8_t* codes, const uint8_t* steps, const FactorUnit& own, V (&totals)[R][1]) {
+    typedef Unit<FOUR_HALF> U;
+    Bytes words[R][UNIT_WORDS];
+    VI sums[R][3];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        unpack_codes(U{}, codes + r * U::CODE_BYTES, words[r]);
+        sums[r][0] = sums[r][1] = VI{};
+        sums[r][2] = to_all_lanes(own.centre);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < UNIT_WORDS; i++)
+#pragma GCC unroll 3
+        for (int digit = 0; digit < 3; digit++) {
+            Bytes digits = four_to_all(own.digits[digit] + 4 * i);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) sums[r][digit] = with_dot(sums[r][digit], words[r][i], digits);
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        V step = U::step(steps + r * U::STEP_BYTES, 0);
+        VI whole = (((sums[r][0] << 8) + sums[r][1]) << 8) + sums[r][2];
+        totals[r][0] += __builtin_convertvector(whole, V) * own.scale * step;
+        totals[r][0] += (U::least(steps + r * U::STEP_BYTES) + 8.0f * step) * own.sum;
+    }
+}
+
 // Units of R blocks times T rows of x: two rows at a time, three where one would be left.
 template <int R, int T>
 INLINE void add_centred(const uint8_t* codes, const uint8_t* steps, const FactorUnit* factors, int64_t stride,
                         V (&totals)[R][T]) {
     typedef Unit<FOUR_HALF> U;
-    constexpr bool BY_PAIRS = HAS_PAIRS && T >= 2;
-    constexpr int LAST = T == 1 ? 1 : T % 2 == 0 ? 2 : 3;
+    constexpr int LAST = T % 2 == 0 ? 2 : 3;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-        CentredUnit unit = centred_unit<BY_PAIRS>(codes + r * U::CODE_BYTES, steps + r * U::STEP_BYTES);
+        CentredUnit unit = centred_unit<HAS_PAIRS>(codes + r * U::CODE_BYTES, steps + r * U::STEP_BYTES);
         factors = plain_address(factors);  // else what one block has loaded is kept for the next, on the stack
 #pragma GCC unroll 4
         for (int t = 0; t < T - LAST; t += 2)
-            add_rows<2, BY_PAIRS>(unit, factors + t * stride, stride, totals[r] + t);
-        add_rows<LAST, BY_PAIRS>(unit, factors + (T - LAST) * stride, stride, totals[r] + T - LAST);
+            add_rows<2, HAS_PAIRS>(unit, factors + t * stride, stride, totals[r] + t);
+        add_rows<LAST, HAS_PAIRS>(unit, factors + (T - LAST) * stride, stride, totals[r] + T - LAST);
     }
+}
+template <int R>
+INLINE void add_centred(const uint8_t* codes, const uint8_t* steps, const FactorUnit* factors, int64_t,
+                        V (&totals)[R][1]) {
+    add_one_row(codes, steps, *factors, totals);
 }
 
 #endif
