@@ -102,6 +102,25 @@ def test_products_of_any_size(library: NativeLibrary, form: Format, size: float)
 
 
 @pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize("size", [1.0, 1.866, 1.867, 1.99, 2.0])
+def test_the_largest_sums_have_room(library: NativeLibrary, form: Format, size: float) -> None:
+    """All columns at the largest whole number or just above it, with the largest or least codes."""
+    weight = _weights(form, 64, 96)
+    groups = weight.view(64, 3, 32)
+    groups[:32, :, 2:] = groups[:32].amax(dim=2, keepdim=True)
+    groups[32:, :, 2:] = groups[32:].amin(dim=2, keepdim=True)
+    signs = torch.ones(6, 96)
+    signs[1], signs[2, ::2], signs[3, 4::8], signs[4, 32:64] = -1, -1, -1, -1
+    x = signs * size
+    x[5] = torch.linspace(-size, size, 96)
+    matrix = NativeMatrix(library, weight)
+    found, exact = matrix(x), x.double() @ weight.double().t()
+    sizes = x.abs().double() @ weight.abs().double().t()
+    assert float(((found - exact).abs() / (sizes + 1e-30)).max()) < 1e-6
+    assert torch.cat([matrix(row[None]) for row in x]).equal(found)
+
+
+@pytest.mark.parametrize("form", list(Format))
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_stays_in_its_row(
     library: NativeLibrary, form: Format, bad: float

@@ -29,7 +29,9 @@ INLINE Best better_of(const Best& best, const Best& later, bool has_sums) {
     return found;
 }
 
-static Best best_of_slice(const float* row, int64_t count, int64_t first, bool has_sums) {
+// Its place is only looked for where the best is above what there is already.
+static Best best_of_slice(const float* row, int64_t count, int64_t first, bool has_sums,
+                          float above = -INFINITY) {
     V top = all_of(-INFINITY);
     VI is_good = ~VI{};
     int64_t i = 0, whole = count / LANES * LANES;
@@ -46,7 +48,8 @@ static Best best_of_slice(const float* row, int64_t count, int64_t first, bool h
     }
     if (is_bad) return {NAN, NAN, 0};
     Best found = {best, 0.0f, first};
-    while (found.index - first < count && row[found.index - first] != best) found.index++;
+    if (best > above)
+        while (found.index - first < count && row[found.index - first] != best) found.index++;
     if (!has_sums || best == -INFINITY) return found;
     V sum = {};
     for (i = 0; i < whole; i += LANES) sum += exponential(load(row + i) - best);
@@ -79,7 +82,7 @@ static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t col
                 const float* slice = near.slice + r * SLICE;
                 best[t + r] = better_of(
                     best[t + r],
-                    best_of_slice(slice, last - first, column + first, search.has_sums),
+                    best_of_slice(slice, last - first, column + first, search.has_sums, best[t + r].value),
                     search.has_sums);
                 if (search.outputs != nullptr)
                     memcpy(search.outputs + (t + r) * matrix.num_rows + column + first, slice,

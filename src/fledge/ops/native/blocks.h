@@ -3,151 +3,10 @@
 // Threads share every product by its outputs and attention by rows and heads.
 #pragma once
 
-#include "layers.h"
 #include "team.h"
-
-#include <new>
-#include <vector>
-
-struct Layer {
-    Matrix qkv, out, gate_up, down;
-    Norm before_attention, after_attention, before_mlp, after_mlp;
-    Norm head_norm;  // weights [heads + key heads, size]
-    Norm query_width, key_width;
-    Heads heads;
-    const float* rotation;  // [positions, size]: cosines, then sines
-    float* keys;
-    float* values;
-    int32_t view;
-    int32_t activation;
-    int64_t tap;  // column of the features that get the stream behind this layer, or -1
-};
-
-struct Decoder {
-    const Layer* layers;
-    int64_t num_layers;
-    int64_t hidden_size;
-    Norm final_norm;
-    Matrix to_logits;
-};
+#include "work.h"
 
 namespace {
-
-// Memory that grows to what the largest pass of this thread needed.
-struct Room {
-    std::vector<char> bytes;
-    size_t used = 0;
-
-    void clear() { used = 0; }
-    template <typename T> size_t keep(int64_t count) {
-        size_t at = used;
-        used += (size_t(count) * sizeof(T) + 127) / 64 * 64;
-        return at;
-    }
-    void make() {
-        if (bytes.size() < used + 64) bytes.resize(used + 64);
-    }
-    template <typename T> T* at(size_t place) {
-        uintptr_t start = (uintptr_t(bytes.data()) + 63) / 64 * 64;
-        return (T*)(start + place);
-    }
-};
-
-thread_local Room own_room;
-thread_local Near* own_near = nullptr;
-
-Near& near_of_thread() {
-    if (own_near == nullptr) own_near = new (std::align_val_t(64)) Near;
-    return *own_near;
-}
-
-struct Work {
-    const Rows* rows;
-    const View* views;
-    int64_t num_views, hidden;
-    Row* row;
-    int32_t* slots;  // [views, rows, longest]
-    int64_t* counts;
-    int64_t longest;
-    float *normed, *product, *attended, *fresh, *hidden_rows, *scores, *input;
-    FactorUnit* units;  // of one product at a time, where there are many rows
-};
-
-int64_t requests_of_rows(const Rows& rows, Row* found) {
-    int64_t longest = 1, request = 0;
-    for (int64_t t = 0; t < rows.num_rows; t++) {
-        if (rows.width > 0) request = t / rows.width;
-        else
-            while (request + 1 < rows.num_requests && rows.starts[request + 1] <= t) request++;
-        found[t] = find_row(rows, t, request);
-        int64_t most = found[t].end - found[t].first + found[t].num_marked;
-        longest = most > longest ? most : longest;
-    }
-    return longest;
-}
-
-int64_t widest(const Decoder& decoder, int64_t (*width)(const Layer&)) {
-    int64_t most = 0;
-    for (int64_t i = 0; i < decoder.num_layers; i++) {
-        int64_t one = width(decoder.layers[i]);
-        most = one > most ? one : most;
-    }
-    return most;
-}
-
-// Rows from which on what lies between two products is shared out too.
-constexpr int64_t MANY_ROWS = 16;
-
-int64_t most_units(const Decoder& decoder) {
-    return widest(decoder, [](const Layer& l) {
-        int64_t most = 0;
-        for (const Matrix* one : {&l.qkv, &l.out, &l.gate_up, &l.down})
-            most = one->num_columns > most ? one->num_columns : most;
-        return most / UNIT;
-    });
-}
-
-// `num_ahead` rows more than these may be seen by rows that come later.
-Work begin_work(const Decoder& decoder, const Rows& rows, const View* views, int64_t num_views,
-                int num_threads, int64_t num_ahead = 0) {
-    static thread_local std::vector<Row> found;
-    found.resize(size_t(rows.num_rows));
-    Work work = {};
-    work.rows = &rows;
-    work.views = views;
-    work.num_views = num_views;
-    work.hidden = decoder.hidden_size;
-    work.row = found.data();
-    work.longest = (requests_of_rows(rows, work.row) + num_ahead + 15) / 16 * 16;
-    int64_t count = rows.num_rows;
-    Room& room = own_room;
-    room.clear();
-    size_t slots = room.keep<int32_t>(num_views * count * work.longest);
-    size_t counts = room.keep<int64_t>(num_views * count);
-    size_t normed = room.keep<float>(count * decoder.hidden_size);
-    size_t product = room.keep<float>(
-        count * widest(decoder, [](const Layer& l) { return int64_t(l.qkv.num_rows); }));
-    size_t attended = room.keep<float>(
-        count * widest(decoder, [](const Layer& l) { return l.heads.num_heads * l.heads.size; }));
-    size_t fresh = room.keep<float>(count * decoder.hidden_size);
-    size_t hidden_rows = room.keep<float>(
-        count * widest(decoder, [](const Layer& l) { return int64_t(l.gate_up.num_rows); }));
-    size_t scores = room.keep<float>(work.longest * num_threads);
-    size_t input = room.keep<float>(count * 2 * decoder.hidden_size);
-    size_t units = room.keep<FactorUnit>(count > MANY_ROWS ? count * most_units(decoder) : 0);
-    room.make();
-    work.slots = room.at<int32_t>(slots);
-    work.counts = room.at<int64_t>(counts);
-    work.normed = room.at<float>(normed);
-    work.product = room.at<float>(product);
-    work.attended = room.at<float>(attended);
-    work.fresh = room.at<float>(fresh);
-    work.hidden_rows = room.at<float>(hidden_rows);
-    work.scores = room.at<float>(scores);
-    work.input = room.at<float>(input);
-    work.units = room.at<FactorUnit>(units);
-    return work;
-}
 
 // What follows a product row by row: by whoever ends it where rows are few, else by all.
 template <typename Part, typename Each>
@@ -233,16 +92,21 @@ void turn_and_store(const Layer& layer, const Work& work, Share rows) {
     }
 }
 
+// Items are rows and heads, in an order in which keys stay near: heads that see the same keys, one row after the
+// other.
 void attend_items(const Layer& layer, const Work& work, Share items, int thread) {
     const Heads& heads = layer.heads;
-    int64_t count = work.rows->num_rows;
-    float* scores = work.scores + thread * work.longest;
-    for (int64_t i = items.begin; i < items.end; i++) {
-        // Heads that see the same keys one after the other, each for all rows: the keys stay near.
-        int64_t t = i % count, h = i / count, place = layer.view * count + t;
-        attend(heads, work.product + t * layer.qkv.num_rows + h * heads.size, h, layer.keys,
-               layer.values, work.slots + place * work.longest, work.counts[place], scores,
-               work.attended + (t * heads.num_heads + h) * heads.size);
+    int64_t num_rows = work.rows->num_rows, group = heads.num_heads / heads.num_kv_heads;
+    int64_t stride = heads.num_kv_heads * heads.size;
+    for (int64_t i = items.begin; i < items.end;) {
+        int64_t t = i / group % num_rows, kv_head = i / group / num_rows, head = kv_head * group + i % group;
+        int64_t left = group - i % group, place = layer.view * num_rows + t;
+        if (items.end - i < left) left = items.end - i;
+        Sight sight = {layer.keys + kv_head * heads.size,   layer.values + kv_head * heads.size, stride,
+                       work.slots + place * work.longest,   work.counts[place],
+                       work.scores + thread * MOST_HEADS * work.longest, work.longest};
+        i += attend(heads, work.product + t * layer.qkv.num_rows + head * heads.size, left, sight,
+                    work.attended + (t * heads.num_heads + head) * heads.size);
     }
 }
 
@@ -258,9 +122,13 @@ void attention(Member& me, const Layer& layer, const Work& work, const float* in
             multiply(layer.qkv, factors.get(), work.product, layer.qkv.num_rows, part, parts, near);
         },
         count, [&](Share rows) { turn_and_store(layer, work, rows); });
-    int64_t items = count * layer.heads.num_heads, shares = me.parts_of(items);
+    // Heads that see the same keys stay together where all threads get as many of them.
+    int64_t items = count * layer.heads.num_heads, groups = count * layer.heads.num_kv_heads;
+    int64_t together = groups % me.num_threads == 0 ? items / groups : 1;
+    int64_t shares = me.parts_of(items / together);
     me.work(shares, [&](int64_t i) {
-        attend_items(layer, work, share_of(items, i, shares), me.thread);
+        Share share = share_of(items / together, i, shares);
+        attend_items(layer, work, Share{share.begin * together, share.end * together}, me.thread);
     });
 }
 

@@ -3,51 +3,15 @@
 // four columns.
 #pragma once
 
-#include "columns.h"
+#include "pairs.h"
 
 #if HAS_BYTE_DOTS
-
-// Four bytes in each lane.
-typedef VI Bytes;
-
-INLINE Bytes load_bytes(const uint8_t* p) { return *(const Bytes*)p; }
-INLINE Bytes lower_halves(Bytes b) { return b & 0x0f0f0f0f; }
-INLINE Bytes upper_halves(Bytes b) { return lower_halves(b >> 4); }
-INLINE Bytes to_all_lanes(int32_t bytes) { return Bytes{} + bytes; }
-
-// Sums with four products added to each; codes have no sign, digits have one.
-INLINE VI with_dot(VI sum, Bytes codes, Bytes digits) {
-#if HAS_WIDE
-    return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)digits);
-#else
-    return (VI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)digits);
-#endif
-}
-
-constexpr int UNIT_WORDS = UNIT / 4;
-
-INLINE void unpack_codes(const FourBits<true>&, const uint8_t* codes, Bytes (&words)[UNIT_WORDS]) {
-#pragma GCC unroll 4
-    for (int i = 0; i < UNIT_WORDS / 2; i++) {
-        Bytes both = load_bytes(codes + 4 * LANES * i);
-        words[2 * i] = lower_halves(both);
-        words[2 * i + 1] = upper_halves(both);
-    }
-}
-INLINE void unpack_codes(const FourBits<false>&, const uint8_t* codes, Bytes (&words)[UNIT_WORDS]) {
-    unpack_codes(FourBits<true>{}, codes, words);
-}
-template <bool IS_FINE>
-INLINE void unpack_codes(const EightBits<IS_FINE>&, const uint8_t* codes, Bytes (&words)[UNIT_WORDS]) {
-#pragma GCC unroll 8
-    for (int i = 0; i < UNIT_WORDS; i++) words[i] = load_bytes(codes + 4 * LANES * i);
-}
 
 // What the sums of a group of columns begin with: codes of eight bits are 128 too large.
 template <typename U> INLINE int32_t first_sum(const FactorUnit& unit, int group, int digit) {
     if (U::HAS_LEAST) return 0;
-    if (U::GROUPS == 1) return unit.whole[digit];
-    return group == 0 ? unit.half[digit] : unit.whole[digit] - unit.half[digit];
+    if (U::GROUPS == 1) return -128 * unit.whole[digit];
+    return -128 * (group == 0 ? unit.half[digit] : unit.whole[digit] - unit.half[digit]);
 }
 
 // Products of a format by dots.
@@ -114,7 +78,12 @@ template <int FORMAT> struct ByDots {
         V totals[R][T] = {};
         for (int64_t u = 0; u < factors.num_units; u++) {
             ask_for_units<U, R>(codes, steps);
-            add_unit(codes, steps, factors.units + u, factors.num_units, totals);
+#if HAS_WIDE
+            if constexpr (FORMAT == FOUR_HALF)
+                add_centred(codes, steps, factors.units + u, factors.num_units, totals);
+            else
+#endif
+                add_unit(codes, steps, factors.units + u, factors.num_units, totals);
             codes += BESIDE * U::CODE_BYTES;
             steps += BESIDE * U::STEP_BYTES;
         }

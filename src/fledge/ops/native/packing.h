@@ -57,6 +57,12 @@ INLINE bool gives_back(const float* w, int count, Group& group, int lowest, int 
     return true;
 }
 
+// Whether the value of code 8 is a float: `pairs.h` counts from there.
+INLINE bool has_centre(const Group& group) {
+    double centre = 8.0 * double(group.step) + double(group.least);
+    return double(float(centre)) == centre;
+}
+
 // w = step q + least with q from 0 to 15; step and least (the value of code 0) are halves, or products of a half and a
 // number of six bits.
 static bool find_four(const float* w, bool is_half, Group& group) {
@@ -81,7 +87,7 @@ static bool find_four(const float* w, bool is_half, Group& group) {
                 // Steps may go down: then codes count from the highest value.
                 group.step = float(sign) * step;
                 group.least = rounded((sign > 0 ? low : high) - float(below) * group.step);
-                if (gives_back(w, UNIT, group, 0, 15)) return true;
+                if (gives_back(w, UNIT, group, 0, 15) && (!is_half || has_centre(group))) return true;
             }
     }
     return false;

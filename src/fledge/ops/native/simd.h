@@ -124,33 +124,52 @@ INLINE float fold(V v) {
     return fold4(v, none, none, none)[0];
 }
 
-INLINE float largest(V v) {
-    float best = v[0];
-    for (int lane = 1; lane < LANES; lane++) best = v[lane] > best ? v[lane] : best;
-    return best;
-}
-
 // All lanes as one, two at a time.
-template <typename Join> INLINE int32_t join_lanes(VI v, Join join) {
-    typedef int32_t VI8 __attribute__((vector_size(32)));
-    typedef int32_t VI4 __attribute__((vector_size(16)));
+template <typename Number, typename Vector, typename Join> INLINE Number join_lanes(Vector v, Join join) {
+    typedef Number Eight __attribute__((vector_size(32)));
+    typedef Number Four __attribute__((vector_size(16)));
 #if HAS_WIDE
-    VI8 eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+    Eight eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
                      __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
 #else
-    VI8 eight = v;
+    Eight eight = v;
 #endif
-    VI4 four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+    Four four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
                     __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
     four = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
     four = join(four, __builtin_shufflevector(four, four, 1, 0, 3, 2));
     return four[0];
 }
 
+// Lanes of two vectors that stand at even places, or at odd ones.
+template <bool IS_ODD> INLINE VI half_of_lanes(VI a, VI b) {
+#if HAS_WIDE
+    return IS_ODD ? __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+                  : __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#else
+    return IS_ODD ? __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+                  : __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#endif
+}
+
+// All lanes of each of some vectors as one, side by side: a third of what `join_lanes` takes for each.
+template <typename Join> INLINE VI join_each(VI (&vectors)[LANES], Join join) {
+#pragma GCC unroll 4
+    for (int count = LANES / 2; count > 0; count /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            VI one = vectors[2 * i], other = vectors[2 * i + 1];
+            vectors[i] = join(half_of_lanes<false>(one, other), half_of_lanes<true>(one, other));
+        }
+    return vectors[0];
+}
+
 INLINE bool all_true(VI lanes) {
-    int32_t all = -1;
-    for (int lane = 0; lane < LANES; lane++) all &= lanes[lane];
-    return all != 0;
+    return join_lanes<int32_t>(lanes, [](auto a, auto b) { return a & b; }) != 0;
+}
+
+INLINE float largest(V v) {
+    return join_lanes<float>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 INLINE V smaller_of(V a, V b) { return a < b ? a : b; }

@@ -21,6 +21,13 @@
 #define HAS_BYTE_DOTS 0
 #endif
 
+// AMD adds bytes beside its multipliers, so that half as many products of sums are worth it.
+#if HAS_BYTE_DOTS && HAS_WIDE && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
 constexpr int WORD_COLUMNS = 8;
 constexpr int AHEAD_UNITS = 8;
 
