@@ -116,7 +116,7 @@ def test_the_largest_sums_have_room(library: NativeLibrary, form: Format, size: 
     matrix = NativeMatrix(library, weight)
     found, exact = matrix(x), x.double() @ weight.double().t()
     sizes = x.abs().double() @ weight.abs().double().t()
-    assert float(((found - exact).abs() / (sizes + 1e-30)).max()) < 1e-6
+    assert float(((found - exact).abs() / (sizes + 1e-30)).max()) < 1e-5
     assert torch.cat([matrix(row[None]) for row in x]).equal(found)
 
 
