@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fledge.cli import prompts
 from fledge.cli.main import main
@@ -117,3 +118,27 @@ def test_unexpected_error_points_at_debug(run: RunProgram, monkeypatch: pytest.M
         "unexpected ZeroDivisionError: nobody thought of this; "
         "run again with --debug for the traceback"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "begins"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 "
+            "GiB of which 10.25 MiB is free. Process 3727 has 66.00 MiB memory in use.",
+            "GPU 0 has 10.25 MiB of its 139.80 GiB left, and 20.00 MiB more were asked for; ",
+        ),
+        ("HIP out of memory.", "the GPU's memory is used up; "),
+    ],
+)
+def test_a_device_that_others_filled_is_no_riddle(
+    run: RunProgram, monkeypatch: pytest.MonkeyPatch, message: str, begins: str
+) -> None:
+    def run_out() -> str:
+        raise torch.OutOfMemoryError(message)
+
+    monkeypatch.setattr(prompts, "_read_stdin", run_out)
+    outcome = run("generate", "--prompt", "-")
+    assert outcome.exit_code == 1
+    assert outcome.error.startswith(begins)
+    assert "regenerate.cache_tokens of prepare and regenerate" in outcome.error

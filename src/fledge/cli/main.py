@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fledge import __version__
+from fledge.cli.full_device import explain_full_device
 from fledge.cli.log import set_up_logging
 from fledge.contracts.errors import FledgeError
 
@@ -164,6 +165,9 @@ def _explain(error: Exception, *, is_debug: bool) -> int:
             f"error: this needs the package {error.name}, which is not installed; install fledge "
             "with everything it needs: pip install fledge."
         )
+        return 1
+    if full := explain_full_device(error):
+        _say(f"error: {full}")
         return 1
     what = f"{type(error).__name__}: {error}".strip().rstrip(":").splitlines()[0]
     hint = "" if is_debug else f"; run again with {_DEBUG} for the traceback"
