@@ -121,21 +121,28 @@ def test_unexpected_error_points_at_debug(run: RunProgram, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("message", "begins"),
+    ("kind", "message", "begins"),
     [
         (
+            torch.OutOfMemoryError,
             "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 "
             "GiB of which 10.25 MiB is free. Process 3727 has 66.00 MiB memory in use.",
             "GPU 0 has 10.25 MiB of its 139.80 GiB left, and 20.00 MiB more were asked for; ",
         ),
-        ("HIP out of memory.", "the GPU's memory is used up; "),
+        (torch.OutOfMemoryError, "HIP out of memory.", "the GPU's memory is used up; "),
+        (RuntimeError, "CUDA error: out of memory\nCompile with", "the GPU's memory is used up; "),
+        (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when", "the GPU's memory is used"),
     ],
 )
 def test_a_device_that_others_filled_is_no_riddle(
-    run: RunProgram, monkeypatch: pytest.MonkeyPatch, message: str, begins: str
+    run: RunProgram,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+    message: str,
+    begins: str,
 ) -> None:
     def run_out() -> str:
-        raise torch.OutOfMemoryError(message)
+        raise kind(message)
 
     monkeypatch.setattr(prompts, "_read_stdin", run_out)
     outcome = run("generate", "--prompt", "-")

@@ -12,12 +12,15 @@ _ASKED = re.compile(
 )
 
 
+_BESIDE_TORCH = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What libraries say that ask the driver for memory themselves."""
+
+
 def explain_full_device(error: Exception) -> str | None:
-    """For torch's own error alone, which is known by its name: torch need not be loaded for it."""
-    if (type(error).__module__.partition(".")[0], type(error).__name__) != (
-        "torch",
-        "OutOfMemoryError",
-    ):
+    """None for other errors. Torch's is known by its name: torch need not be loaded for it."""
+    named = f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}"
+    is_said = any(text in str(error) for text in _BESIDE_TORCH)
+    if named != "torch.OutOfMemoryError" and not is_said:
         return None
     found = _ASKED.search(str(error))
     what = "the GPU's memory is used up"

@@ -9,7 +9,8 @@ and how likely a chain begins at an index follows from those before it in the do
     the next chain begins at   s+1   s+2   s+3         s+K+1
 
 Where the first chain began is unknown: it is taken to be equally likely everywhere, and forgotten
-after a few chains. Weights are 1 in the mean, whatever they follow.
+after a few chains. Weights are about 1 in the mean of a long answer. Its first tokens count more,
+up to K+1 over the mean length of chains: those that come from before it were all K+1 long.
 
 Legend: T indices, R rows with a label, K draft steps, J = K+1 ways a chain may end.
 """

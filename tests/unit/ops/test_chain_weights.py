@@ -85,6 +85,15 @@ def test_sure_guesses_begin_chains_everywhere_and_wrong_ones_gather_them() -> No
     assert starts_T[30:34].tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
+def test_weights_are_about_one_but_at_the_beginning() -> None:
+    torch.manual_seed(6)
+    accepted_TK = (torch.rand(400, STEPS) + 3.9).clamp(max=4.5) / 5
+    starts_T = start_weights(reached_from(accepted_TK), torch.zeros(400, dtype=torch.long))
+    length = float(reached_from(accepted_TK).sum(dim=1).mean())
+    assert 1 < float(starts_T[:STEPS].mean()) < (STEPS + 1) / length + 0.1
+    assert abs(float(starts_T[40:].mean()) - 1) < 0.02
+
+
 def test_a_row_counts_by_the_guesses_before_it_and_by_its_index() -> None:
     random.seed(5)
     accepted_TK = torch.rand(11, STEPS, dtype=torch.float64)

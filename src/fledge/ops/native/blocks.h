@@ -124,7 +124,8 @@ void attention(Member& me, const Layer& layer, const Work& work, const float* in
         count, [&](Share rows) { turn_and_store(layer, work, rows); });
     // Heads that see the same keys stay together where all threads get as many of them.
     int64_t items = count * layer.heads.num_heads, groups = count * layer.heads.num_kv_heads;
-    int64_t together = groups % me.num_threads == 0 ? items / groups : 1;
+    int64_t each = layer.heads.num_heads / layer.heads.num_kv_heads;
+    int64_t together = groups % me.num_threads == 0 ? each : 1;
     int64_t shares = me.parts_of(items / together);
     me.work(shares, [&](int64_t i) {
         Share share = share_of(items / together, i, shares);
