@@ -91,12 +91,14 @@ VARIANTS: list[dict[str, Any]] = [
     {"sliding_window": 4, "norm_before_residual": True},
     {"head_dim": 128, "num_heads": 4, "num_kv_heads": 4},
     {"turned_rows": True},
+    {"kind": "blend", "chain_weights": True, "start_share": 0.75},
 ]
 
 
 def split(variant: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
     options = dict(variant)
-    loss = {"kind": options.pop("kind")} if "kind" in options else {}
+    names = [name for name in LossSettings.__dataclass_fields__ if name in options]
+    loss = {name: options.pop(name) for name in names}
     return Case(**options), loss
 
 

@@ -10,8 +10,6 @@ _ASKED = re.compile(
     r"Tried to allocate (?P<asked>[\d.]+ \w+)\. (?P<device>GPU \d+) has a total capacity of "
     r"(?P<all>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
 )
-
-
 _BESIDE_TORCH = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What libraries say that ask the driver for memory themselves."""
 
