@@ -100,7 +100,7 @@ template <int FORMAT> struct ByColumns {
     static void multiply(const Piece& piece, const Factors& factors, int64_t block, int64_t num_left,
                          float* y, int64_t y_stride) {
         constexpr int AT_ONCE = T <= 2 || R <= 2 ? R : 2;
-        int64_t num_units = factors.num_units, at_once = AT_ONCE == R ? num_units : AHEAD_UNITS;
+        int64_t num_units = factors.num_units, at_once = AT_ONCE == R ? num_units : NEAR_UNITS;
         V totals[R][T] = {};
         for (int64_t u = 0; u < num_units; u += at_once) {
             int64_t place = place_of_unit(block, u, num_units);

@@ -29,7 +29,8 @@
 #endif
 
 constexpr int WORD_COLUMNS = 8;
-constexpr int AHEAD_UNITS = 8;
+constexpr int NEAR_UNITS = 8;    // of a few blocks, that take turns
+constexpr int AHEAD_UNITS = 16;  // that memory is asked for before they are read
 
 INLINE V load_halves(const uint8_t* halves) {
 #if HAS_WIDE
@@ -121,14 +122,15 @@ INLINE void place_brain(uint8_t* codes, int r, int column, uint16_t brain) {
     memcpy(codes + 2 * (LANES * column + r), &brain, 2);
 }
 
-// The units of R blocks that will be read soon. The processor guesses that too, but never beyond a page.
+// The units of R blocks that will be read soon. The processor guesses that too, but never beyond a page. They
+// come as near as the second cache: the first waits for few lines at once, too few for memory's delay.
 template <typename U, int R> INLINE void ask_for_units(const uint8_t* codes, const uint8_t* steps) {
 #pragma GCC unroll 16
     for (int line = 0; line < R * U::CODE_BYTES; line += 64)
-        __builtin_prefetch(codes + AHEAD_UNITS * BESIDE * U::CODE_BYTES + line, 0, 3);
+        __builtin_prefetch(codes + AHEAD_UNITS * BESIDE * U::CODE_BYTES + line, 0, 2);
 #pragma GCC unroll 8
     for (int line = 0; line < R * U::STEP_BYTES; line += 64)
-        __builtin_prefetch(steps + AHEAD_UNITS * BESIDE * U::STEP_BYTES + line, 0, 3);
+        __builtin_prefetch(steps + AHEAD_UNITS * BESIDE * U::STEP_BYTES + line, 0, 2);
 }
 
 // Where the outputs of a block go, fewer at the end of a piece.
