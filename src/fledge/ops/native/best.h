@@ -96,19 +96,10 @@ static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t col
 static void best_of_part(const Matrix& matrix, const Factors& factors, int64_t part,
                          int64_t num_parts, const Search& search, Near& near, Best* best) {
     for (int64_t t = 0; t < factors.num_rows; t++) best[t] = nothing_yet();
-    int64_t num_blocks = 0, column = 0, before = 0;
-    for (int p = 0; p < matrix.num_pieces; p++) num_blocks += blocks_of(matrix.pieces[p]);
-    Share share = share_of_blocks(num_blocks, part, num_parts);
-    for (int p = 0; p < matrix.num_pieces; p++) {
-        const Piece& piece = matrix.pieces[p];
-        int64_t count = blocks_of(piece);
-        int64_t begin = share.begin > before ? share.begin - before : 0;
-        int64_t end = share.end - before < count ? share.end - before : count;
-        if (begin < end)
-            best_of_blocks(matrix, piece, column, factors, Share{begin, end}, search, near, best);
-        before += count;
-        column += piece.num_rows;
-    }
+    Share share = share_of_blocks(blocks_of(matrix), part, num_parts);
+    for_pieces(matrix, share, [&](const Piece& piece, int64_t column, Share blocks) {
+        best_of_blocks(matrix, piece, column, factors, blocks, search, near, best);
+    });
 }
 
 // The best output of each row; `parts` has room for what each part finds. Then `after` goes on.

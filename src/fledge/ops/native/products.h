@@ -118,14 +118,31 @@ static void multiply_piece(const Matrix& matrix, const Piece& piece, int64_t col
             y[t * y_stride + column + n] += matrix.bias[column + n];
 }
 
-// One part of so many of x W^T + b: a share of every piece.
-static void multiply(const Matrix& matrix, const Factors& factors, float* y, int64_t y_stride,
-                     int64_t part, int64_t num_parts, Near& near) {
-    int64_t column = 0;
+INLINE int64_t blocks_of(const Matrix& matrix) {
+    int64_t count = 0;
+    for (int p = 0; p < matrix.num_pieces; p++) count += blocks_of(matrix.pieces[p]);
+    return count;
+}
+
+// Each piece of which a share of all blocks has some: the column where its outputs begin, and its blocks.
+template <typename Each> INLINE void for_pieces(const Matrix& matrix, Share share, Each each) {
+    int64_t column = 0, before = 0;
     for (int p = 0; p < matrix.num_pieces; p++) {
         const Piece& piece = matrix.pieces[p];
-        multiply_piece(matrix, piece, column, factors, factors.num_rows, y, y_stride,
-                       share_of_blocks(blocks_of(piece), part, num_parts), near);
+        int64_t behind = before + blocks_of(piece);
+        int64_t begin = share.begin > before ? share.begin : before;
+        int64_t end = share.end < behind ? share.end : behind;
+        if (begin < end) each(piece, column, Share{begin - before, end - before});
+        before = behind;
         column += piece.num_rows;
     }
+}
+
+// One part of so many of x W^T + b. Parts lie one behind the other.
+static void multiply(const Matrix& matrix, const Factors& factors, float* y, int64_t y_stride,
+                     int64_t part, int64_t num_parts, Near& near) {
+    Share share = share_of_blocks(blocks_of(matrix), part, num_parts);
+    for_pieces(matrix, share, [&](const Piece& piece, int64_t column, Share blocks) {
+        multiply_piece(matrix, piece, column, factors, factors.num_rows, y, y_stride, blocks, near);
+    });
 }
