@@ -77,7 +77,8 @@ static void best_of_blocks(const Matrix& matrix, const Piece& piece, int64_t col
             int64_t last = end * BLOCK < piece.num_rows ? end * BLOCK : piece.num_rows;
             // The products of the slice begin where those of the whole matrix would have their place.
             multiply_piece(matrix, piece, column, factors.from(t), rows,
-                           near.slice - column - first, SLICE, Share{begin, end}, near);
+                           near.slice - column - first, SLICE, Share{begin, end},
+                           units_of_block(piece, end, matrix.num_columns), near);
             for (int64_t r = 0; r < rows; r++) {
                 const float* slice = near.slice + r * SLICE;
                 best[t + r] = better_of(
@@ -97,7 +98,7 @@ static void best_of_part(const Matrix& matrix, const Factors& factors, int64_t p
                          int64_t num_parts, const Search& search, Near& near, Best* best) {
     for (int64_t t = 0; t < factors.num_rows; t++) best[t] = nothing_yet();
     Share share = share_of_blocks(blocks_of(matrix), part, num_parts);
-    for_pieces(matrix, share, [&](const Piece& piece, int64_t column, Share blocks) {
+    for_pieces(matrix, share, [&](const Piece& piece, int64_t column, Share blocks, bool) {
         best_of_blocks(matrix, piece, column, factors, blocks, search, near, best);
     });
 }

@@ -110,17 +110,31 @@ void attend_items(const Layer& layer, const Work& work, Share items, int thread)
     }
 }
 
+int64_t parts_of(const Member& me, const Matrix& matrix) { return me.parts_of(matrix.num_rows / UNIT); }
+
+// What a thread reads when it begins with its parts of a matrix.
+Coming begin_of(const Member& me, const Matrix& matrix) {
+    int64_t parts = parts_of(me, matrix);
+    return units_of_part(matrix, me.first_part(parts), parts);
+}
+
+// One part of a product whose parts are shared out; behind the thread's own last one it reads what comes.
+void multiply_part(const Member& me, const Matrix& matrix, const Factors& factors, float* y, int64_t part,
+                   const Coming& coming) {
+    int64_t parts = parts_of(me, matrix);
+    Coming next = me.is_own_last(part, parts) ? coming : units_of_part(matrix, part + 1, parts);
+    multiply(matrix, factors, y, matrix.num_rows, part, parts, next, near_of_thread());
+}
+
 // From the normed input of attention to what its heads return.
 void attention(Member& me, const Layer& layer, const Work& work, const float* input,
                int64_t input_size) {
-    Near& near = near_of_thread();
-    int64_t count = work.rows->num_rows, parts = me.parts_of(layer.qkv.num_rows / UNIT);
+    int64_t count = work.rows->num_rows;
     OwnFactors factors = factors_of(me, work, layer.qkv, input, input_size, count);
+    Coming coming = begin_of(me, layer.out);
     work_then_rows(
-        me, parts,
-        [&](int64_t part) {
-            multiply(layer.qkv, factors.get(), work.product, layer.qkv.num_rows, part, parts, near);
-        },
+        me, parts_of(me, layer.qkv),
+        [&](int64_t part) { multiply_part(me, layer.qkv, factors.get(), work.product, part, coming); },
         count, [&](Share rows) { turn_and_store(layer, work, rows); });
     // Heads that see the same keys stay together where all threads get as many of them.
     int64_t items = count * layer.heads.num_heads, groups = count * layer.heads.num_kv_heads;
@@ -133,47 +147,54 @@ void attention(Member& me, const Layer& layer, const Work& work, const float* in
     });
 }
 
+// The same of gates and ups, whose parts have some of both.
+Coming begin_of_gates(const Member& me, const Layer& layer) {
+    int64_t blocks = blocks_of(layer.gate_up.pieces[0]), parts = me.parts_of(blocks);
+    Share share = share_of_blocks(blocks, me.first_part(parts), parts);
+    return units_of_block(layer.gate_up.pieces[0], share.begin, layer.gate_up.num_columns);
+}
+
 // What attention returned, times its matrix; then `each` row goes on.
 template <typename Each>
 void project(Member& me, const Layer& layer, const Work& work, const float* attended,
              int64_t num_rows, Each each) {
-    Near& near = near_of_thread();
-    int64_t parts = me.parts_of(work.hidden / UNIT), width = layer.heads.num_heads * layer.heads.size;
+    int64_t width = layer.heads.num_heads * layer.heads.size;
     OwnFactors factors = factors_of(me, work, layer.out, attended, width, num_rows);
+    Coming coming = begin_of_gates(me, layer);
     work_then_rows(
-        me, parts,
-        [&](int64_t part) {
-            multiply(layer.out, factors.get(), work.fresh, work.hidden, part, parts, near);
-        },
+        me, parts_of(me, layer.out),
+        [&](int64_t part) { multiply_part(me, layer.out, factors.get(), work.fresh, part, coming); },
         num_rows, each);
 }
 
-// Gates and ups, and what comes of them, for the same share of both; then `each` row goes on.
+// Gates and ups, and what comes of them, for the same share of both; then `each` row goes on, and `behind` is read.
 template <typename Each>
-void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, Each each) {
+void mlp(Member& me, const Layer& layer, const Work& work, int64_t num_rows, const Matrix& behind, Each each) {
     Near& near = near_of_thread();
     const Matrix& both = layer.gate_up;
     int64_t width = both.num_rows, half = width / 2, blocks = blocks_of(both.pieces[0]);
     int64_t parts = me.parts_of(blocks);
     OwnFactors normed = factors_of(me, work, both, work.normed, work.hidden, num_rows);
+    Coming coming = begin_of(me, layer.down);
     me.work(parts, [&](int64_t part) {
         Share share = share_of_blocks(blocks, part, parts);
+        Coming ups = units_of_block(both.pieces[1], share.begin, both.num_columns);
+        Coming gates = units_of_block(both.pieces[0], share.end, both.num_columns);
+        Coming next = me.is_own_last(part, parts) ? coming : gates;
         for (int p = 0; p < 2; p++)
             multiply_piece(both, both.pieces[p], p * half, normed.get(), num_rows,
-                           work.hidden_rows, width, share, near);
+                           work.hidden_rows, width, share, p == 0 ? ups : next, near);
         int64_t end = share.end * BLOCK < half ? share.end * BLOCK : half;
         for (int64_t t = 0; t < num_rows; t++) {
             float* row = work.hidden_rows + t * width;
             gate_row(row, row + half, share.begin * BLOCK, end, layer.activation);
         }
     });
-    int64_t shares = me.parts_of(work.hidden / UNIT);
     OwnFactors gated = factors_of(me, work, layer.down, work.hidden_rows, width, num_rows);
+    Coming last = begin_of(me, behind);
     work_then_rows(
-        me, shares,
-        [&](int64_t part) {
-            multiply(layer.down, gated.get(), work.fresh, work.hidden, part, shares, near);
-        },
+        me, parts_of(me, layer.down),
+        [&](int64_t part) { multiply_part(me, layer.down, gated.get(), work.fresh, part, last); },
         num_rows, each);
 }
 

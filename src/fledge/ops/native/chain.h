@@ -61,17 +61,15 @@ const float* feature_before(const Chain& chain, const Work& work, int64_t t) {
     return chain.fused + slot_of(chain.view, row.request, row.number - 1) * work.hidden;
 }
 
-void fuse_features(Member& me, const Chain& chain, ChainWork& room) {
+// Then `first` is read.
+void fuse_features(Member& me, const Chain& chain, ChainWork& room, const Matrix& first) {
     int64_t count = chain.num_features, hidden = room.work.hidden;
     if (count == 0) return;
-    int64_t parts = me.parts_of(hidden / UNIT);
-    Near& near = near_of_thread();
-    OwnFactors factors(chain.fuse, chain.features, chain.fuse.num_columns, count, near);
+    OwnFactors factors(chain.fuse, chain.features, chain.fuse.num_columns, count, near_of_thread());
+    Coming coming = begin_of(me, first);
     me.work(
-        parts,
-        [&](int64_t part) {
-            multiply(chain.fuse, factors.get(), room.fused, hidden, part, parts, near);
-        },
+        parts_of(me, chain.fuse),
+        [&](int64_t part) { multiply_part(me, chain.fuse, factors.get(), room.fused, part, coming); },
         [&] {
             for (int64_t i = 0; i < count; i++)
                 memcpy(chain.fused + chain.feature_slots[i] * hidden, room.fused + i * hidden,
@@ -124,7 +122,7 @@ void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Wor
     project(me, layer, work, work.product, num_requests, [&](Share rows) {
         add_and_norm(work.fresh, {}, room.stream, layer.before_mlp, work.normed, hidden, rows);
     });
-    mlp(me, layer, work, num_requests, [&](Share rows) {
+    mlp(me, layer, work, num_requests, chain.to_logits, [&](Share rows) {
         add_and_norm(work.fresh, {}, room.stream, decoder.final_norm, room.normed, hidden, rows);
     });
     find_best(me, chain.to_logits, room.normed, hidden, num_requests, Search{true, room.logits},
@@ -157,7 +155,7 @@ Row draft_row(const Rows& rows, int64_t request, int64_t ahead) {
 void run_chain(Member& me, const Decoder& decoder, const Chain& chain, ChainWork& room) {
     int64_t count = chain.rows.num_rows, hidden = decoder.hidden_size;
     int64_t num_requests = chain.rows.num_requests;
-    fuse_features(me, chain, room);
+    fuse_features(me, chain, room, decoder.layers[0].qkv);
     int64_t shares = me.parts_of(count);
     me.work(shares, [&](int64_t i) {
         Share rows = share_of(count, i, shares);

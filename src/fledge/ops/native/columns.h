@@ -61,7 +61,8 @@ static void add_column_units(const uint8_t* codes, const uint8_t* steps, int64_t
     constexpr int WORDS = UNIT / WORD_COLUMNS / U::GROUPS;
     const float* x = factors.x + first * UNIT;
     for (int64_t u = first; u < first + num_units; u++) {
-        ask_for_units<U, R>(codes, steps);
+        ask_for_units<U, R>(codes + AHEAD_UNITS * BESIDE * U::CODE_BYTES,
+                            steps + AHEAD_UNITS * BESIDE * U::STEP_BYTES);
         const uint8_t* words = codes;
         for (int group = 0; group < U::GROUPS; group++) {
             V sums[R][T] = {};
@@ -98,7 +99,7 @@ template <int FORMAT> struct ByColumns {
     // once, they take turns while the units of all of them are near.
     template <int R, int T>
     static void multiply(const Piece& piece, const Factors& factors, int64_t block, int64_t num_left,
-                         float* y, int64_t y_stride) {
+                         float* y, int64_t y_stride, const Coming&) {
         constexpr int AT_ONCE = T <= 2 || R <= 2 ? R : 2;
         int64_t num_units = factors.num_units, at_once = AT_ONCE == R ? num_units : NEAR_UNITS;
         V totals[R][T] = {};

@@ -74,7 +74,8 @@ void run_layers(Member& me, const Decoder& decoder, const Pass& pass, const Work
         });
         bool is_last = i + 1 == decoder.num_layers;
         const Norm& next = is_last ? decoder.final_norm : decoder.layers[i + 1].before_attention;
-        mlp(me, layer, work, count, [&](Share rows) {
+        const Matrix& behind = is_last ? decoder.to_logits : decoder.layers[i + 1].qkv;
+        mlp(me, layer, work, count, behind, [&](Share rows) {
             add_and_norm(work.fresh, layer.after_mlp, pass.stream, next,
                          is_last ? pass.final : work.normed, hidden, rows);
             if (layer.tap < 0) return;
@@ -106,11 +107,10 @@ void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Wor
         });
         return;
     }
-    int64_t parts = me.parts_of(matrix.num_rows / UNIT);
-    Near& near = near_of_thread();
-    OwnFactors factors(matrix, from, hidden, count, near);
-    me.work(parts, [&](int64_t part) {
-        multiply(matrix, factors.get(), pass.logits, matrix.num_rows, part, parts, near);
+    OwnFactors factors(matrix, from, hidden, count, near_of_thread());
+    Coming coming = begin_of(me, decoder.layers[0].qkv);
+    me.work(parts_of(me, matrix), [&](int64_t part) {
+        multiply_part(me, matrix, factors.get(), pass.logits, part, coming);
     });
 }
 
@@ -153,7 +153,7 @@ void run_step(Member& me, const Decoder& decoder, const Step& step, const Work& 
     project(me, layer, work, work.product, step.num_outputs, [&](Share rows) {
         add_and_norm(work.fresh, {}, step.stream, layer.before_mlp, work.normed, hidden, rows);
     });
-    mlp(me, layer, work, step.num_outputs, [&](Share rows) {
+    mlp(me, layer, work, step.num_outputs, layer.qkv, [&](Share rows) {
         add_and_norm(work.fresh, {}, step.stream, decoder.final_norm, step.normed, hidden, rows);
     });
 }
@@ -201,7 +201,8 @@ int64_t fledge_multiply(const Matrix* matrix, const float* x, int64_t x_stride, 
         Near& near = near_of_thread();
         OwnFactors factors(*matrix, x, x_stride, num_rows, near);
         me.work(parts, [&](int64_t part) {
-            multiply(*matrix, factors.get(), y, y_stride, part, parts, near);
+            Coming next = units_of_part(*matrix, part + 1, parts);
+            multiply(*matrix, factors.get(), y, y_stride, part, parts, next, near);
         });
     });
     return 0;

@@ -71,19 +71,20 @@ template <int FORMAT> struct ByDots {
     // R blocks of a piece times T rows of x, into y.
     template <int R, int T>
     static void multiply(const Piece& piece, const Factors& factors, int64_t block, int64_t num_left,
-                         float* y, int64_t y_stride) {
-        int64_t place = place_of_unit(block, 0, factors.num_units);
+                         float* y, int64_t y_stride, const Coming& coming) {
+        int64_t num_units = factors.num_units, place = place_of_unit(block, 0, num_units);
         const uint8_t* codes = (const uint8_t*)piece.codes + place * U::CODE_BYTES;
         const uint8_t* steps = (const uint8_t*)piece.steps + place * U::STEP_BYTES;
+        Ahead<U, R> ahead(codes, steps, num_units, coming);
         V totals[R][T] = {};
-        for (int64_t u = 0; u < factors.num_units; u++) {
-            ask_for_units<U, R>(codes, steps);
+        for (int64_t u = 0; u < num_units; u++) {
+            ahead.ask();
 #if HAS_WIDE
             if constexpr (FORMAT == FOUR_HALF)
-                add_centred(codes, steps, factors.units + u, factors.num_units, totals);
+                add_centred(codes, steps, factors.units + u, num_units, totals);
             else
 #endif
-                add_unit(codes, steps, factors.units + u, factors.num_units, totals);
+                add_unit(codes, steps, factors.units + u, num_units, totals);
             codes += BESIDE * U::CODE_BYTES;
             steps += BESIDE * U::STEP_BYTES;
         }

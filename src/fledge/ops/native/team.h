@@ -84,6 +84,11 @@ struct Member {
     template <typename Part> void work(int64_t num_parts, Part part) {
         work(num_parts, part, [] {});
     }
+    // Which part this thread begins with, and whether it comes to the end of its own with one.
+    int64_t first_part(int64_t num_parts) const { return num_parts * (thread % team.num_ranges) / team.num_ranges; }
+    bool is_own_last(int64_t part, int64_t num_parts) const {
+        return part + 1 == num_parts * (thread % team.num_ranges + 1) / team.num_ranges;
+    }
     // So many parts for so many things.
     int64_t parts_of(int64_t count) const {
         int64_t most = num_threads == 1 ? 1 : int64_t(num_threads) * PARTS_PER_THREAD;

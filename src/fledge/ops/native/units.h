@@ -122,16 +122,46 @@ INLINE void place_brain(uint8_t* codes, int r, int column, uint16_t brain) {
     memcpy(codes + 2 * (LANES * column + r), &brain, 2);
 }
 
-// The units of R blocks that will be read soon. The processor guesses that too, but never beyond a page. They
-// come as near as the second cache: the first waits for few lines at once, too few for memory's delay.
+// Packed weights that a thread will read behind those that it reads now.
+struct Coming {
+    const uint8_t *codes, *steps;
+};
+
+// Asks memory for the units of R blocks. The processor guesses what comes next too, but never beyond a page or
+// another piece. They come as near as the second cache: the first waits for few lines at once, too few for
+// memory's delay.
 template <typename U, int R> INLINE void ask_for_units(const uint8_t* codes, const uint8_t* steps) {
 #pragma GCC unroll 16
-    for (int line = 0; line < R * U::CODE_BYTES; line += 64)
-        __builtin_prefetch(codes + AHEAD_UNITS * BESIDE * U::CODE_BYTES + line, 0, 2);
+    for (int line = 0; line < R * U::CODE_BYTES; line += 64) __builtin_prefetch(codes + line, 0, 2);
 #pragma GCC unroll 8
-    for (int line = 0; line < R * U::STEP_BYTES; line += 64)
-        __builtin_prefetch(steps + AHEAD_UNITS * BESIDE * U::STEP_BYTES + line, 0, 2);
+    for (int line = 0; line < R * U::STEP_BYTES; line += 64) __builtin_prefetch(steps + line, 0, 2);
 }
+
+// Asks for the unit that is AHEAD_UNITS behind the one that is read; behind the last of some blocks for what comes.
+template <typename U, int R> class Ahead {
+  public:
+    Ahead(const uint8_t* codes, const uint8_t* steps, int64_t num_units, const Coming& coming)
+        : coming_(coming), num_left_(num_units - AHEAD_UNITS) {
+        if (num_left_ > 0) begin({codes, steps}, AHEAD_UNITS);
+        else begin(coming, -num_left_);
+    }
+    inline __attribute__((always_inline)) void ask() {
+        ask_for_units<U, R>(codes_, steps_);
+        codes_ += BESIDE * U::CODE_BYTES;
+        steps_ += BESIDE * U::STEP_BYTES;
+        if (--num_left_ == 0) begin(coming_, 0);
+    }
+
+  private:
+    inline __attribute__((always_inline)) void begin(const Coming& from, int64_t unit) {
+        codes_ = from.codes + unit * BESIDE * U::CODE_BYTES;
+        steps_ = from.steps + unit * BESIDE * U::STEP_BYTES;
+    }
+
+    const Coming coming_;
+    int64_t num_left_;  // units of these blocks that were not asked for
+    const uint8_t *codes_, *steps_;
+};
 
 // Where the outputs of a block go, fewer at the end of a piece.
 INLINE void put_block(float* y, V sums, int64_t count) {
