@@ -61,8 +61,8 @@ static void add_column_units(const uint8_t* codes, const uint8_t* steps, int64_t
     constexpr int WORDS = UNIT / WORD_COLUMNS / U::GROUPS;
     const float* x = factors.x + first * UNIT;
     for (int64_t u = first; u < first + num_units; u++) {
-        ask_for_units<U, R>(codes + AHEAD_UNITS * BESIDE * U::CODE_BYTES,
-                            steps + AHEAD_UNITS * BESIDE * U::STEP_BYTES);
+        ask_for_units<U, R, FIRST_CACHE>(codes + NEAR_UNITS * BESIDE * U::CODE_BYTES,
+                                         steps + NEAR_UNITS * BESIDE * U::STEP_BYTES);
         const uint8_t* words = codes;
         for (int group = 0; group < U::GROUPS; group++) {
             V sums[R][T] = {};

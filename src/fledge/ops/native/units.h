@@ -29,8 +29,7 @@
 #endif
 
 constexpr int WORD_COLUMNS = 8;
-constexpr int NEAR_UNITS = 8;    // of a few blocks, that take turns
-constexpr int AHEAD_UNITS = 16;  // that memory is asked for before they are read
+constexpr int NEAR_UNITS = 8;  // of a few blocks, that take turns
 
 INLINE V load_halves(const uint8_t* halves) {
 #if HAS_WIDE
@@ -128,16 +127,18 @@ struct Coming {
 };
 
 // Asks memory for the units of R blocks. The processor guesses what comes next too, but never beyond a page or
-// another piece. They come as near as the second cache: the first waits for few lines at once, too few for
-// memory's delay.
-template <typename U, int R> INLINE void ask_for_units(const uint8_t* codes, const uint8_t* steps) {
+// another piece. The first cache waits for few lines at once, fewer than memory's delay asks for where products
+// are fast: the second one waits for more.
+constexpr int FIRST_CACHE = 3, SECOND_CACHE = 2;
+template <typename U, int R, int CACHE> INLINE void ask_for_units(const uint8_t* codes, const uint8_t* steps) {
 #pragma GCC unroll 16
-    for (int line = 0; line < R * U::CODE_BYTES; line += 64) __builtin_prefetch(codes + line, 0, 2);
+    for (int line = 0; line < R * U::CODE_BYTES; line += 64) __builtin_prefetch(codes + line, 0, CACHE);
 #pragma GCC unroll 8
-    for (int line = 0; line < R * U::STEP_BYTES; line += 64) __builtin_prefetch(steps + line, 0, 2);
+    for (int line = 0; line < R * U::STEP_BYTES; line += 64) __builtin_prefetch(steps + line, 0, CACHE);
 }
 
 // Asks for the unit that is AHEAD_UNITS behind the one that is read; behind the last of some blocks for what comes.
+constexpr int AHEAD_UNITS = 16;
 template <typename U, int R> class Ahead {
   public:
     Ahead(const uint8_t* codes, const uint8_t* steps, int64_t num_units, const Coming& coming)
@@ -146,7 +147,7 @@ template <typename U, int R> class Ahead {
         else begin(coming, -num_left_);
     }
     inline __attribute__((always_inline)) void ask() {
-        ask_for_units<U, R>(codes_, steps_);
+        ask_for_units<U, R, SECOND_CACHE>(codes_, steps_);
         codes_ += BESIDE * U::CODE_BYTES;
         steps_ += BESIDE * U::STEP_BYTES;
         if (--num_left_ == 0) begin(coming_, 0);
