@@ -193,6 +193,12 @@ def test_prompts_that_cannot_be_read(run: RunProgram, target_dir: Path, tmp_path
     )
 
 
+def test_an_impossible_length_is_refused_before_loading(run: RunProgram, target_dir: Path) -> None:
+    refused = run("demo", "--target", str(target_dir), "--max-tokens", "0")
+    assert "max_tokens is 0; it must be at least 1" in refused.error
+    assert "loading" not in refused.stderr
+
+
 def test_the_other_verbs_take_the_default_head(
     run: RunProgram, heads: Path, target_dir: Path
 ) -> None:

@@ -83,13 +83,17 @@ def test_settings_of_a_tuning(run: RunProgram, head: Path, tmp_path: Path) -> No
             "an export for eagle is not run by fledge",
         ),
         ((*VLLM, "--precision", "q8_0"), 2, "--precision q8_0 is for GGUF heads"),
+        (("export", "HEAD", "--to", "vllm", "--out", "FILE/new"), 2, "Choose a directory you may"),
+        (("import", "HEAD", "--out", "FILE/new"), 2, "Choose a directory you may"),
+        (("export", "FILE", "--to", "vllm", "--out", "new"), 1, "is a file; give the directory"),
         (("import", "nowhere", "--out", "new"), 1, "there is no head directory nowhere"),
     ],
 )
 def test_mistakes(
     run: RunProgram, head: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    places = {"HEAD": head, "new": tmp_path / "new"}
+    file = head / "config.json"
+    places = {"HEAD": head, "FILE": file, "FILE/new": file / "new", "new": tmp_path / "new"}
     done = run(*(places.get(word, word) for word in words))
     assert done.exit_code == code
     assert message in done.error

@@ -70,6 +70,7 @@ def demo(
     speculative_tokens_per_s, speedup, accept_length, prompts (the same for each), target, head,
     dtype, device, tree, controller, copies, max_tokens, provenance and others.
     """
+    params = SamplingParams(max_tokens=max_tokens)  # what is wrong is said before long loading
     asked = PROMPTS if prompts is None else read_prompt_file(prompts)
     drafting = choose_drafting(
         head,
@@ -89,7 +90,7 @@ def demo(
     )
     loaded = load(choice)
     if drafting.head is None:
-        _show_target_alone(loaded, asked[0], max_tokens, is_json=json)
+        _show_target_alone(loaded, asked[0], params, is_json=json)
         return
     _compare(loaded, asked, max_tokens, is_json=json)
 
@@ -155,8 +156,9 @@ def _refuse_differences(document: dict[str, Any]) -> None:
     )
 
 
-def _show_target_alone(loaded: Loaded, prompt: str, max_tokens: int, *, is_json: bool) -> None:
-    params = SamplingParams(max_tokens=max_tokens)
+def _show_target_alone(
+    loaded: Loaded, prompt: str, params: SamplingParams, *, is_json: bool
+) -> None:
     if is_json:
         completion = answer_all(loaded.engine, [prompt], params)[0]
         print_json(

@@ -17,6 +17,7 @@ from fledge.interop.target_matrices import with_target_rows
 from fledge.interop.verify import verify_export
 from fledge.models.head_files import load_head
 from fledge.store.cache_publish import publish_directory
+from fledge.store.capacity import translated_disk_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def export_head(
     job = ExportJob(target=facts, tuned=tuned, progress=progress, precision=precision)
     checks: tuple[str, ...] = ()
     _refuse_existing(out)
-    with publish_directory(out) as staging:
+    with translated_disk_errors(out, place="head"), publish_directory(out) as staging:
         form.write(loaded, staging, job)
         stored = precision or str(loaded.fc.weight.dtype).removeprefix("torch.")
         text = readme_text(loaded, facts, to, commands=(command,), notes=notes, precision=stored)

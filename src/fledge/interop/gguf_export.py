@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
 from torch import Tensor
 
 from fledge.contracts.dialects import HeadPrecision
@@ -17,7 +16,7 @@ from fledge.contracts.errors import ConfigError, MismatchError
 from fledge.contracts.progress import Progress
 from fledge.interop.gguf_names import LAYER_NAMES, pair_rows, stored_type, stored_values
 from fledge.interop.gguf_rope import FACTORS, add_rope, check_rope, rope_factors
-from fledge.interop.gguf_rounding import block_type
+from fledge.interop.gguf_rounding import block_type, round_to_blocks
 from fledge.interop.gguf_target import CONVERTIBLE, write_target
 from fledge.interop.gguf_tokens import add_vocabulary, copy_vocabulary
 from fledge.interop.limits import (
@@ -115,7 +114,7 @@ def write_head(
         if kind is None:
             writer.add_tensor(name, stored_values(tensor), raw_dtype=stored_type(tensor))
         else:
-            writer.add_tensor(name, quantize(tensor.numpy(), kind), raw_dtype=kind)
+            writer.add_tensor(name, round_to_blocks(tensor, kind), raw_dtype=kind)
     targets_V = head.draft_to_target_V.cpu()
     if not torch.equal(targets_V, torch.arange(head.config.vocab_size)):
         ids = targets_V.numpy().astype(np.int64)

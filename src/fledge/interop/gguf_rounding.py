@@ -6,9 +6,11 @@ is rounded are the drafts; the target checks them as before.
 
 import copy
 
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fledge.contracts.dialects import HeadPrecision
@@ -19,12 +21,25 @@ _TYPES: dict[HeadPrecision, GGMLQuantizationType] = {
     "q4_0": GGMLQuantizationType.Q4_0,
 }
 _BLOCK = 32
+_TINY = 1e-30
+"""Far below what a block's scale, a float16, can hold, and large enough to divide by."""
 
 
 def block_type(tensor: Tensor, precision: HeadPrecision | None) -> GGMLQuantizationType | None:
     """The format a tensor is rounded to; None where it keeps its own."""
     is_rounded = precision is not None and tensor.ndim == 2 and tensor.shape[1] % _BLOCK == 0
     return _TYPES[precision] if precision is not None and is_rounded else None
+
+
+def round_to_blocks(tensor: Tensor, kind: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """The bytes of a matrix in a block format.
+
+    Rows that weight decay has shrunk to almost nothing are zeros in it, and made zeros before: the
+    inverse of such a block's scale would be infinite.
+    """
+    values = tensor.detach().float().numpy()
+    rounded: NDArray[np.uint8] = quantize(np.where(np.abs(values) < _TINY, 0, values), kind)
+    return rounded
 
 
 def rounded_head(head: Eagle3Head, precision: HeadPrecision) -> Eagle3Head:
@@ -42,4 +57,4 @@ def _rounded(tensor: Tensor, precision: HeadPrecision) -> Tensor:
     kind = block_type(tensor, precision)
     if kind is None:
         return tensor
-    return torch.from_numpy(dequantize(quantize(tensor.detach().numpy(), kind), kind))
+    return torch.from_numpy(dequantize(round_to_blocks(tensor, kind), kind))

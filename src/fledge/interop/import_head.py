@@ -19,6 +19,7 @@ from fledge.interop.target_matrices import read_embedding, read_lm_head
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import HeadParts, assemble, load_head, read_parts, save_head
 from fledge.models.hub import fetch_head_from_hub
+from fledge.store.capacity import translated_disk_errors
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -55,7 +56,8 @@ def import_head(
     if facts is not None:
         check_belongs(parts.config, facts)
     head, notes = _complete(parts, facts)
-    save_head(head, out)
+    with translated_disk_errors(out, place="head"):
+        save_head(head, out)
     load_head(out)
     return ImportReport(
         directory=out,

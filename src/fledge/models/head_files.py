@@ -195,6 +195,8 @@ def _tensors_to_save(head: Eagle3Head) -> dict[str, Tensor]:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / _CONFIG
+    if directory.is_file():
+        raise ArtifactError(f"{directory} is a file; give the directory that holds a head's files.")
     if not directory.is_dir():
         raise ArtifactError(f"there is no head directory {directory}.")
     if not path.is_file():

@@ -10,8 +10,9 @@ from typing import Literal
 
 from fledge.contracts.errors import CapacityError, ConfigError
 
-Place = Literal["cache", "output"]
-"""Whose directory it is: fledge's own cache, or one that the user named for a stage's output."""
+Place = Literal["cache", "output", "head"]
+"""Whose directory it is: fledge's own cache, or one that the user named, for a stage's output that
+grows and survives, or for a head that is written whole or not at all."""
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED_ERRNOS = frozenset(
@@ -20,14 +21,17 @@ _DENIED_ERRNOS = frozenset(
 _FULL_REMEDIES: dict[Place, str] = {
     "cache": "Free some space, or set FLEDGE_CACHE to a directory on a larger disk.",
     "output": "Free some space and run the same command again: it goes on where it stopped.",
+    "head": "Free some space and run the same command again; nothing was kept.",
 }
 _SMALL_REMEDIES: dict[Place, str] = {
     "cache": _FULL_REMEDIES["cache"],
     "output": "Free some space, or choose an output directory on a larger disk.",
+    "head": "Free some space, or choose a directory on a larger disk.",
 }
 _DENIED_TEXTS: dict[Place, tuple[str, str]] = {
     "cache": ("the cache directory ", "Set FLEDGE_CACHE to a directory you may write to."),
     "output": ("", "Choose a directory you may write to."),
+    "head": ("", "Choose a directory you may write to."),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fledge.contracts.dialects import Dialect
-from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
+from fledge.contracts.errors import ArtifactError, CapacityError, ConfigError, MismatchError
 from fledge.contracts.settings import TreeSettings
 from fledge.contracts.tuned_settings import TunedSettings
 from fledge.interop.export import export_head
@@ -269,9 +269,19 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
     load_head(head)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "seen", "message"),
+    [
+        (OSError(28, "No space left"), CapacityError, "run the same command again; nothing was"),
+        (KeyboardInterrupt("by the user"), KeyboardInterrupt, "by the user"),
+    ],
+)
 def test_an_export_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    seen: type[BaseException],
+    message: str,
 ) -> None:
     head = write_head(tmp_path / "heads" / "head")
 
@@ -279,7 +289,7 @@ def test_an_export_that_fails_leaves_nothing(
         raise error
 
     monkeypatch.setattr("fledge.interop.checkpoint_files.save_file", fail)
-    with pytest.raises(type(error)):
+    with pytest.raises(seen, match=message):
         export_head(head, tmp_path / "outs" / "out", "vllm")
     assert list((tmp_path / "outs").iterdir()) == []
     load_head(head)

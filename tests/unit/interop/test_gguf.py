@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fledge.contracts.dialects import HeadPrecision
 from fledge.contracts.errors import ConfigError, MismatchError
 from fledge.interop.export import export_head
+from fledge.interop.gguf_rounding import round_to_blocks
 from fledge.models.gguf_vocabulary import read_vocabulary
 from fledge.models.head_files import save_head
 from fledge.models.resolve import resolve_target
@@ -250,3 +252,12 @@ def test_a_head_rounded_to_blocks(
 def test_rounding_is_for_gguf(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--precision q8_0 is for GGUF heads"):
         export_head(saved(tmp_path / "head"), tmp_path / "out", "vllm", precision="q8_0")
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0])
+def test_values_that_all_but_vanish_are_rounded_to_nothing(kind: GGMLQuantizationType) -> None:
+    """Beside others as alone in a block, whose scale could not be inverted."""
+    values = torch.zeros(2, 32)
+    values[0, :2], values[1, :2] = torch.tensor([1e-40, -3e-39]), torch.tensor([1e-40, 127.0])
+    rounded = torch.from_numpy(dequantize(round_to_blocks(values, kind), kind))
+    assert rounded.tolist() == [[0.0] * 32, [0.0, 127.0] + [0.0] * 30]

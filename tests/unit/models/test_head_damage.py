@@ -309,7 +309,7 @@ def test_bad_json(files: Files, content: bytes, message: str) -> None:
 def test_missing_parts(files: Files, head: Eagle3Head, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"there is no head directory .*nowhere"):
         load_head(tmp_path / "nowhere")
-    with pytest.raises(ArtifactError, match=r"there is no head directory .*config\.json"):
+    with pytest.raises(ArtifactError, match=r"config\.json is a file; give the directory"):
         load_head(files.directory / CONFIG)
     (files.directory / WEIGHTS).unlink()
     with pytest.raises(ArtifactError, match="neither model.safetensors nor pytorch_model.bin"):
