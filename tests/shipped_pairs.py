@@ -84,7 +84,7 @@ def save_random_head(target: Path, directory: Path, **flags: Any) -> Path:
 
 def ship(head: Path, target: Path, root: Path, **evidence: Any) -> ShippedHead:
     """The head of a directory as if it came with fledge."""
-    given = Evidence(training=training_manifest(target), **evidence)
+    given = Evidence(**{"training": training_manifest(target), **evidence})
     return ship_head(
         head, given, target=str(target), root=root, licence="MIT", progress=SilentProgress()
     )

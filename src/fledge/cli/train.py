@@ -86,7 +86,8 @@ def train(
     heads/tiny[/cyan]
 
     One JSON document comes with --json: out, target, fingerprint, mode, samples, samples_held_out,
-    steps, planned_steps, tokens, weights, best_step, best, last, tokens_per_s, data_wait_share.
+    steps, planned_steps, tokens, weights, best_step, best, last, mlp_width, tokens_per_s,
+    data_wait_share.
     With --plan as well: tokens, steps, weights, read_bytes, checkpoint_bytes, stored_bytes,
     free_bytes, device_bytes, seconds.
     """

@@ -57,7 +57,7 @@ def render_card(
     """Markdown; `fingerprints` are those under which the documents may speak of the head."""
     parts = [
         f"# EAGLE-3 head for {name}",
-        _facts(name, alias, head, weights_bytes=weights_bytes, licence=licence),
+        _facts(name, alias, head, evidence.training, weights_bytes=weights_bytes, licence=licence),
         "It comes with fledge and is the default head of its target: `fledge generate`, `chat`, "
         "`serve` and `demo` use it without being told, `--head none` does without. It was trained "
         "for exactly these weights of the target. It proposes tokens and the target checks each of "
@@ -78,6 +78,7 @@ def _facts(
     name: str,
     alias: Alias | None,
     head: Eagle3Head,
+    training: Manifest,
     *,
     weights_bytes: int,
     licence: str,
@@ -97,11 +98,20 @@ def _facts(
         ("size", f"{num_weights:,} parameters, {weights_bytes / 1e6:.1f} MB in bfloat16"),
         ("draft vocabulary", drafted),
         *(turned if config.turned_rows else []),
-        ("MLP width", f"{config.intermediate_size:,}"),
+        ("MLP width", _width(config, training)),
         ("target layers read", f"{taps} (completed layers)"),
         ("licence of the head", licence),
     ]
     return render_table(("", ""), rows, num_left=2)
+
+
+def _width(config: HeadConfig, training: Manifest) -> str:
+    width = config.intermediate_size
+    trained = training.plan.settings.get("head", {}).get("mlp_width", 0)
+    if trained <= width:
+        return f"{width:,}"
+    idle = f"{trained - width:,} of {trained:,} that were trained"
+    return f"{width:,}; {idle} did nothing and are left out"
 
 
 def _kind(config: HeadConfig) -> str:

@@ -1,4 +1,4 @@
-"""Makes the directory of a head that comes with fledge: bfloat16, tuned, with its card.
+"""Makes the directory of a head that comes with fledge: bfloat16, slim, tuned, with its card.
 
 Everything is checked before anything is written: the head was trained for the target's weights, its
 files are small enough and read back as they were written, and every document is about this head.
@@ -20,6 +20,7 @@ from fledge.lab.head_card import Document, Evidence, render_card
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import load_head, write_head_files
 from fledge.models.head_weights import WEIGHTS
+from fledge.models.idle_units import without_idle_units
 from fledge.models.resolve import resolve_target
 from fledge.models.shipped_heads import DEVICE_KINDS, ShippedHead, tuning_file
 from fledge.models.weights_identity import weights_identity
@@ -53,7 +54,7 @@ def ship_head(
     strange = strange_weights(source)
     if strange is not None:
         raise ArtifactError(f"{strange} in {directory} holds values that are no numbers.")
-    head = copy.deepcopy(source).to(torch.bfloat16)
+    head = without_idle_units(copy.deepcopy(source).to(torch.bfloat16))
     with publish_directory(root / name) as staging:
         write_head_files(head, staging)
         _check_files(staging, head)

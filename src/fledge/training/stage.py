@@ -1,7 +1,7 @@
 """The stage behind `fledge train`: features, or corpora and their target, in; a head out.
 
 The directory of a run is a head as it stands once the run is over: the best checkpoint's, by accept
-length on held-out prompts. On the way it holds
+length on held-out prompts, without MLP units that training has left idle. On the way it holds
 
     plan.json, curves.jsonl, plots    what was asked for, and how it went
     checkpoints/step-00000400/        heads that load as they are, the newest with their state
@@ -9,6 +9,7 @@ length on held-out prompts. On the way it holds
 
 import shutil
 import statistics
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from fledge.contracts.errors import ArtifactError
 from fledge.contracts.progress import Progress, SilentProgress
 from fledge.contracts.train_settings import TrainSettings
 from fledge.features.feature_store import FeatureStore
+from fledge.models.head_files import load_head, write_head_files
+from fledge.models.idle_units import without_idle_units
 from fledge.models.target import Target
 from fledge.store.cache_publish import flush
 from fledge.store.capacity import translated_disk_errors
@@ -159,14 +162,35 @@ def _finish(
     records = list_checkpoints(stage.path)
     best = best_checkpoint(records)
     assert best is not None, "a run ends with a checkpoint"
-    for name in HEAD_FILES:
-        _copy(best.directory / name, stage.path / name)
+    counts = summarise(given, settings, parts, records, best)
+    with _slim_files(best.directory, progress) as (directory, width):
+        counts["mlp_width"] = width
+        for name in HEAD_FILES:
+            _copy(directory / name, stage.path / name)
     stage.finish(
-        counts=summarise(given, settings, parts, records, best),
+        counts=counts,
         files=[stage.path / name for name in HEAD_FILES],
         device=describe_device(given.device),
         progress=progress,
     )
+
+
+@contextmanager
+def _slim_files(directory: Path, progress: Progress) -> Iterator[tuple[Path, int]]:
+    """Where a head's files are without idle units, and how wide its MLP is there."""
+    head = load_head(directory)
+    slim = without_idle_units(head)
+    trained, width = (one.config.intermediate_size for one in (head, slim))
+    if width == trained:
+        yield directory, width
+        return
+    progress.note(
+        f"{trained - width:,} of {trained:,} units of the MLP do nothing and are left out; the "
+        "checkpoints keep them."
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_head_files(slim, Path(folder))
+        yield Path(folder), width
 
 
 def summarise(

@@ -165,6 +165,23 @@ def test_the_card_says_which_tokens_a_cpu_drafts(tmp_path: Path, target: Path) -
     assert f"| draft vocabulary | {said} |" in (shipped.directory / "README.md").read_text()
 
 
+def test_units_that_do_nothing_stay_behind_and_the_card_says_so(
+    tmp_path: Path, target: Path
+) -> None:
+    wide = load_head(save_random_head(target, tmp_path / "all", intermediate_size=130))
+    with torch.no_grad():
+        wide.midlayer.mlp.down_proj.weight[:, 10:20] = 0.0
+    save_head(wide, tmp_path / "run")
+    training = training_manifest(target)
+    settings = {**training.plan.settings, "head": {"mlp_width": 130}}
+    training = replace(training, plan=replace(training.plan, settings=settings))
+    shipped = ship(tmp_path / "run", target, tmp_path / "heads", training=training)
+    assert load_head(shipped.directory).config.intermediate_size == 128
+    card = (shipped.directory / "README.md").read_text()
+    said = "128; 2 of 130 that were trained did nothing and are left out"
+    assert f"| MLP width | {said} |" in card
+
+
 def test_a_tuning_goes_along_without_places_and_losers(
     tmp_path: Path, head: Path, target: Path
 ) -> None:

@@ -14,6 +14,7 @@ from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import load_head, save_head
 from fledge.store.manifest import read_manifest
 from fledge.training.assembly import assemble, load_target
+from fledge.training.checkpoint import list_checkpoints
 from fledge.training.distributed import Processes
 from fledge.training.starting_head import StartingHead
 from tests.unit.training.train_support import (
@@ -61,6 +62,32 @@ def test_it_begins_with_the_weights_of_the_head(
     # Where it begins is where the other run ended, and far from where that one began.
     began, ended = losses(tmp_path / "more")[0], losses(first, "held_out")[-1]
     assert abs(began - ended) < abs(losses(first)[0] - ended)
+
+
+def test_units_that_end_idle_are_left_out(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path
+) -> None:
+    wide = replace(GENTLE, head=replace(GENTLE.head, mlp_width=130))
+    run(tiny_target, tmp_path / "wide", wide, corpus=tiny_corpus)
+    head = load_head(tmp_path / "wide")
+    with torch.no_grad():  # without gradients in any of the three they stay what they are
+        for rows in (f"{MLP}.gate_proj.weight", f"{MLP}.up_proj.weight"):
+            head.get_parameter(rows)[:70] = 0.0
+        head.get_parameter(f"{MLP}.down_proj.weight")[:, :70] = 0.0
+    save_head(head, tmp_path / "idle")
+    manifest = run(
+        tiny_target, tmp_path / "slim", wide, corpus=tiny_corpus, start=tmp_path / "idle"
+    )
+    slim = load_head(tmp_path / "slim")
+    assert slim.config.intermediate_size == manifest.counts["mlp_width"] == 64
+    (best,) = [
+        load_head(record.directory)
+        for record in list_checkpoints(tmp_path / "slim")
+        if record.step == manifest.counts["best_step"]
+    ]
+    assert best.config.intermediate_size == 130
+    hidden = torch.randn(3, slim.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(slim.midlayer.mlp(hidden), best.midlayer.mlp(hidden))
 
 
 def test_another_start_is_another_run(
