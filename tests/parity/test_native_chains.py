@@ -108,8 +108,8 @@ class _Drafts:
         assert isinstance(drafter, HeadDrafter)
         assert host._drafts is not None
         host.leave()
-        self._native, self._twin, self._sequences = host._drafts.native, drafter, sequences
-        self._nothing_NF = torch.empty(0, 3 * engine.target.hidden_size)
+        self.native, self.head = host._drafts.native, drafter.head
+        self._twin, self._sequences = drafter, sequences
         self._before = [seq.head_len for seq in sequences]
 
     def ours(self, draws: list[Draw] | None = None, *, least: float = 0.0) -> ChainDrafts:
@@ -120,9 +120,7 @@ class _Drafts:
             )
             for seq in self._sequences
         ]
-        return self._native.draft(
-            chains, self._nothing_NF, [], depth=DEPTH, least=least, draws=draws
-        )
+        return self.native.draft(chains, [], depth=DEPTH, least=least, draws=draws)
 
     def theirs(self) -> TreeBatch:
         self._unread()
@@ -135,21 +133,34 @@ class _Drafts:
             seq.head_len = head_len
 
 
-def _by_request(levels: list[list[int]]) -> list[list[int]]:
-    return [list(one) for one in zip(*levels, strict=True)]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_chains_are_those_of_the_twin(count: int) -> None:
     drafts = _Drafts(*_begun(target_of(tiny_model("llama-tied")), count))
     ours, trees = drafts.ours(), drafts.theirs()
-    assert _by_request(ours.token_ids) == trees.tokens_BN[:, 1:].tolist()
+    assert ours.token_ids == trees.tokens_BN[:, 1:].tolist()
     theirs = trees.logprobs_BN[:, 1:].exp()
-    found = torch.tensor(ours.probabilities).t()
+    found = torch.tensor(ours.probabilities)
     torch.testing.assert_close(found, theirs, rtol=1e-3, atol=1e-4)
     # A chain that is not probable enough ends early, with the same drafts up to there.
     short = drafts.ours(least=float(theirs[:, 0].max()) * 1.01)
-    assert short.token_ids == ours.token_ids[:1]
+    assert short.token_ids == [chain[:1] for chain in ours.token_ids]
+
+
+@pytest.mark.parametrize("has_been_told", [True, False])
+def test_weights_that_are_loaded_later_are_drafted_with(has_been_told: bool) -> None:
+    """Whoever looks for them, or another pass of the head that has packed them on its own."""
+    drafts = _Drafts(*_begun(target_of(tiny_model("llama-tied")), 2))
+    before, native = drafts.ours(), drafts.native
+    with torch.no_grad():
+        rows_VD = drafts.head.lm_head.weight
+        rows_VD.copy_(rows_VD.roll(1, dims=0))
+    if has_been_told:
+        native.refresh()
+    else:
+        native._head.refresh()
+    ours, trees = drafts.ours(), drafts.theirs()
+    assert ours.token_ids == trees.tokens_BN[:, 1:].tolist()
+    assert ours.token_ids != before.token_ids
 
 
 def test_rounded_rows_do_not_decide_between_tokens_that_are_nearly_equal() -> None:
@@ -157,8 +168,8 @@ def test_rounded_rows_do_not_decide_between_tokens_that_are_nearly_equal() -> No
     target = target_of(tiny_model("llama-tied"))
     drafts = _Drafts(*_begun(target, 8, has_whole_rows=True))
     ours, trees = drafts.ours(), drafts.theirs()
-    assert _by_request(ours.token_ids) == trees.tokens_BN[:, 1:].tolist()
-    found = torch.tensor(ours.probabilities).t()
+    assert ours.token_ids == trees.tokens_BN[:, 1:].tolist()
+    found = torch.tensor(ours.probabilities)
     torch.testing.assert_close(found, trees.logprobs_BN[:, 1:].exp(), rtol=0.2, atol=0.02)
 
 
@@ -197,8 +208,8 @@ def test_chains_under_noise_are_those_of_the_twin(seed: int) -> None:
     drafts = _Drafts(engine, sequences)
     draws = [Draw(seq.request.params, len(seq.output_ids)) for seq in sequences]
     ours, trees = drafts.ours(draws), drafts.theirs()
-    assert _by_request(ours.token_ids) == trees.tokens_BN[:, 1:].tolist()
-    probabilities = torch.tensor(ours.probabilities).t().cumprod(dim=1)
+    assert ours.token_ids == trees.tokens_BN[:, 1:].tolist()
+    probabilities = torch.tensor(ours.probabilities).cumprod(dim=1)
     wanted = trees.logprobs_BN[:, 1:].exp().cumprod(dim=1)
     torch.testing.assert_close(probabilities, wanted, rtol=1e-3, atol=1e-4)
     assert drafts.ours().token_ids != ours.token_ids, "without noise others are drafted"

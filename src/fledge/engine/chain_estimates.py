@@ -102,10 +102,12 @@ class Trust:
         self._believed = [1.0 - (1.0 - one) ** 2 if is_modest else one for one in middles]
         self._offered = [0.0] * _NUM_BINS
         self._accepted = [0.0] * _NUM_BINS
+        self._shares: list[float] | None = None
 
     def add(self, outcomes: Sequence[ChainOutcome]) -> None:
         if not outcomes:  # nothing is forgotten for it: others may be asked for long
             return
+        self._shares = None
         self._offered = [_BIN_KEPT * one for one in self._offered]
         self._accepted = [_BIN_KEPT * one for one in self._accepted]
         for outcome in outcomes:
@@ -116,11 +118,13 @@ class Trust:
 
     def shares(self) -> list[float]:
         """The share that was right, from improbable to probable; what was not seen is believed."""
-        seen = zip(self._accepted, self._offered, self._believed, strict=True)
-        return [
-            (right + _BELIEVED * believed) / (offered + _BELIEVED)
-            for right, offered, believed in seen
-        ]
+        if self._shares is None:
+            seen = zip(self._accepted, self._offered, self._believed, strict=True)
+            self._shares = [
+                (right + _BELIEVED * believed) / (offered + _BELIEVED)
+                for right, offered, believed in seen
+            ]
+        return self._shares
 
     def least_for(self, share: float) -> float:
         """The probability from which on chains are right at least so often."""

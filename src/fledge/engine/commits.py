@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fledge.contracts.errors import RequestError
 from fledge.contracts.outputs import TokenLogprobs
-from fledge.engine.draft_tally import DraftTally
 from fledge.engine.sequence import Sequence
 
 
@@ -59,11 +58,19 @@ class Yield:
 def commit(said: Many[Said]) -> Yield:
     """Take what was said into the requests."""
     num_emitted, now = 0, time.perf_counter()
-    drafts, num_copies_offered, num_copies_accepted = DraftTally(), 0, 0
+    num_copies_offered = num_copies_accepted = 0
+    reached: list[int] = []
+    went_on: list[int] = []
     for one in said:
         if one.had_drafts:
             accepted = len(one.tokens) - 1
-            drafts.count(one.num_offered, accepted)
+            missing = one.num_offered - len(reached)
+            if missing > 0:
+                reached += [0] * missing
+                went_on += [0] * missing
+            for level in range(one.num_offered):
+                reached[level] += 1
+                went_on[level] += level < accepted
             if one.is_copied:
                 num_copies_offered += one.num_offered
                 num_copies_accepted += accepted
@@ -83,8 +90,8 @@ def commit(said: Many[Said]) -> Yield:
             seq.record_drafts(one.num_offered, accepted, is_copied=one.is_copied)
     return Yield(
         num_emitted,
-        reached_at_depth=drafts.offered_at_depth,
-        accepted_at_depth=drafts.accepted_at_depth,
+        reached_at_depth=tuple(reached),
+        accepted_at_depth=tuple(went_on),
         num_copies_offered=num_copies_offered,
         num_copies_accepted=num_copies_accepted,
     )

@@ -158,6 +158,8 @@ class HostCycle:
             native = None if head is None else native
         if native is None:
             return False
+        if self._drafts is not None:
+            self._drafts.native.refresh()
         if self._passes is not None:
             return True
         settings, most = self._settings, self._settings.max_requests

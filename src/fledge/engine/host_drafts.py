@@ -6,7 +6,6 @@ was committed either way; of a copy it has not read anything, as of drafts that 
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from itertools import islice
 
 from fledge.engine.cache import PagedCache
 from fledge.engine.chain_estimates import ChainOutcome
@@ -71,10 +70,10 @@ class HostDrafts:
             head,
             cache.head_memory,
             cache.all_tables,
+            waiting.rows_XF,
             features_layer=FEATURES,
             max_requests=max_requests,
             max_rows=max_requests * _MOST_UNREAD,
-            max_features=waiting.most,
             max_depth=max_depth,
         )
 
@@ -95,14 +94,14 @@ class HostDrafts:
         for place, seq in enumerate(drafting):
             left = seq.request.max_new_tokens - len(seq.output_ids) - 1
             if place in won:
-                is_agreed = found.token_ids[0][place] == copies[place].token_ids[0]
+                is_agreed = found.token_ids[place][0] == copies[place].token_ids[0]
                 chains[seq] = _copied(copies[place], plan, left, is_agreed=is_agreed)
             else:
                 chains[seq] = _own(found, place, plan, left)
         nothing = HostChain()
         return HostDrafted(
             [chains.get(seq, nothing) for seq in running],
-            num_levels=len(found.token_ids),
+            num_levels=found.num_levels,
             num_extended=num_extended,
         )
 
@@ -128,7 +127,6 @@ class HostDrafts:
         is_sampled = not all(seq.request.params.is_greedy for seq in drafting)
         found = self.native.draft(
             chains,
-            waiting.features_NF,
             waiting.slots,
             depth=plan.depth,
             least=plan.least_drafted,
@@ -158,6 +156,6 @@ def _copied(copy: Copy, plan: ChainPlan, left: int, *, is_agreed: bool) -> HostC
 
 
 def _own(found: ChainDrafts, place: int, plan: ChainPlan, left: int) -> HostChain:
-    paths = path_probabilities([level[place] for level in found.probabilities])
+    paths = path_probabilities(found.probabilities[place])
     count = min(sum(path >= plan.least_verified for path in paths), left)
-    return HostChain([level[place] for level in islice(found.token_ids, count)], paths[:count])
+    return HostChain(found.token_ids[place][:count], paths[:count])

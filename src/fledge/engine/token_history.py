@@ -67,7 +67,9 @@ class TokenHistory:
             grown = np.zeros(max(count, 2 * len(self._tokens)), dtype=np.int64)
             grown[: self._count] = self._tokens[: self._count]
             self._tokens = grown
-        self._tokens[self._count : count] = token_ids[self._count :]
+        tokens = self._tokens
+        for place in range(self._count, count):  # mostly a few
+            tokens[place] = token_ids[place]
         for end in range(max(self._count, LEAST_MATCH - 1) + 1, count + 1):
             if self._newest is not None:
                 self._known.add(self._newest)

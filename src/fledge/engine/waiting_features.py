@@ -24,45 +24,32 @@ class WaitingFeatures:
     """The first rows of a buffer, and where they belong."""
 
     def __init__(self, rows_XF: Tensor, drafter: HeadDrafter, cache: PagedCache) -> None:
-        self._rows_XF, self._drafter, self._cache = rows_XF, drafter, cache
-        self._views: dict[int, Tensor] = {}
+        self.rows_XF, self._drafter, self._cache = rows_XF, drafter, cache
         self.slots: list[int] = []
         """Of the rows that wait, in their order."""
-
-    @property
-    def most(self) -> int:
-        """Rows that there is room for."""
-        return len(self._rows_XF)
-
-    @property
-    def features_NF(self) -> Tensor:
-        count = len(self.slots)
-        if count not in self._views:  # many a cycle asks, and always for few
-            self._views[count] = self._rows_XF[:count]
-        return self._views[count]
 
     def keep(self, sequences: Many[Sequence], chains: Many[TokenChain], before: Many[int]) -> None:
         """A pass left its rows behind those that wait; those of committed tokens wait too.
 
         `before` is how many tokens of each request were in the cache before the pass.
         """
-        kept, row = [], len(self.slots)
-        first, size = row, self._cache.block_size
+        slots, window, size = self.slots, self._drafter.window, self._cache.block_size
+        row = len(slots)
         for seq, chain, old in zip(sequences, chains, before, strict=True):
-            blocks = seq.blocks[self._drafter.window]
+            blocks, first = seq.blocks[window], len(slots)
             for number in range(old, seq.kv_len):
-                self.slots.append(blocks[number // size] * size + number % size)
-                kept.append(row + number - old)
+                slots.append(blocks[number // size] * size + number % size)
+            if row > first:  # rows of refused drafts lie between
+                count = len(slots) - first
+                self.rows_XF[first : first + count] = self.rows_XF[row : row + count].clone()
             row += len(chain.token_ids)
-        if kept != list(range(first, first + len(kept))):
-            self._rows_XF[first : first + len(kept)] = self._rows_XF[kept]
-        if len(self.slots) > MOST_WAITING:
+        if len(slots) > MOST_WAITING:
             self.hand_over()
 
     @torch.no_grad()
     def hand_over(self) -> None:
         """Fuse all that wait, and put them where they belong."""
         if self.slots:
-            fused_ND = self._drafter.head.fuse(self.features_NF)
+            fused_ND = self._drafter.head.fuse(self.rows_XF[: len(self.slots)])
             self._cache.head_memory.write(FEATURES, torch.tensor(self.slots), fused_ND)
             self.slots.clear()

@@ -9,32 +9,34 @@ Legend: B requests, T rows, N rows of features, F their width.
 """
 
 import ctypes
+from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.models.native_head import NativeHead
+from fledge.models.native_head import NativeHead, NativeProducts
 from fledge.ops.kv import KVPool
-from fledge.ops.native_chains import ChainRows, TokenChain
-from fledge.ops.native_structs import CChain, CDecoder
+from fledge.ops.native_chains import ChainRows, TokenChain, address_of, whole_numbers
+from fledge.ops.native_structs import CChain
 from fledge.ops.native_walk import Draw, NativeDraws
 from fledge.ops.noised_top import DROPPED, SCALE, num_candidates
 from fledge.ops.paged import BlockTables
 
-_T = TypeVar("_T")
+_NOT_COPIED = -1
 
 
 class ChainDrafts(NamedTuple):
-    """Drafts of some requests, level by level."""
+    """Drafts of some requests, all equally many."""
 
     token_ids: list[list[int]]
-    """[level][request]"""
+    """[request][level]"""
 
     probabilities: list[list[float]]
     """What the head gives each of them, once those before it are right."""
+
+    num_levels: int
 
 
 class Rival(NamedTuple):
@@ -50,8 +52,8 @@ class Rival(NamedTuple):
     """The head's first draft has to be as probable as this, and another token, to be preferred."""
 
     def wins(self, drafts: ChainDrafts) -> bool:
-        token_id, probability = drafts.token_ids[0], drafts.probabilities[0]
-        return token_id[self.place] == self.token_id or probability[self.place] < self.limit
+        token_ids, probabilities = drafts.token_ids[self.place], drafts.probabilities[self.place]
+        return token_ids[0] == self.token_id or probabilities[0] < self.limit
 
 
 class NativeDrafts:
@@ -62,33 +64,30 @@ class NativeDrafts:
         head: NativeHead,
         memory: KVPool,
         tables: BlockTables,
+        features_XF: Tensor,
         *,
         features_layer: int,
         max_requests: int,
         max_rows: int,
-        max_features: int,
         max_depth: int,
     ) -> None:
-        """`features_layer` is where fused features are in the head's memory."""
+        """`features_XF` is where tapped features are found, `features_layer` where fused ones go in
+        the head's memory."""
         self._head, self._memory = head, memory
-        self._features_layer = features_layer
+        self._features_XF, self._features_layer = features_XF, features_layer
         self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
-        self._slots = np.zeros(max_features, dtype=np.int64)
-        self._slots_address = self._slots.ctypes.data
-        self._copied = np.zeros(max_requests, dtype=np.int64)
-        self._limits = np.zeros(max_requests, dtype=np.float32)
+        self._slots, self._copied = whole_numbers(len(features_XF)), whole_numbers(max_requests)
+        self._tokens, self._num_levels = whole_numbers(max_requests * max_depth), whole_numbers(1)
+        self._limits = array("f", [0.0]) * max_requests
+        self._probabilities = array("f", [0.0]) * (max_requests * max_depth)
         self._draws = NativeDraws(max_requests)
-        self._tokens = np.zeros(max_requests * max_depth, dtype=np.int64)
-        self._probabilities = np.zeros(max_requests * max_depth, dtype=np.float32)
-        self._num_levels = np.zeros(1, dtype=np.int64)
         (self._view,) = self.rows.views(tables, [head.window])
-        self._version: CDecoder | None = None
-        self._c = CChain()
+        self._products: NativeProducts | None = None
+        self.refresh()
 
     def draft(
         self,
         chains: Sequence[TokenChain],
-        features_NF: Tensor,
         feature_slots: Sequence[int],
         *,
         depth: int,
@@ -101,40 +100,46 @@ class NativeDrafts:
         With `draws` they are guesses at what each request will draw there. A request whose rival
         wins has drafts behind its first that mean nothing, if any.
 
-        Features are those of the slots given, which no call was given before; they are stored.
+        The first features belong to the slots given, which no call was given before; fused, they
+        are stored.
         """
-        self.rows.write(chains)
-        c, decoder = self._described(features_NF)
-        num_features = len(feature_slots)
-        self._slots[:num_features] = feature_slots
-        features_NF = self._head.fusion_input(features_NF)
-        c.rows = self.rows.c
-        c.features, c.num_features = features_NF.data_ptr(), num_features
-        c.feature_slots = self._slots_address
-        c.depth, c.least = depth, least
+        if self._head.products is not self._products:  # those from before are gone
+            self.refresh()
+        num_rows = self.rows.write(chains)
+        c, num_features = self._c, len(feature_slots)
+        for place, slot in enumerate(feature_slots):
+            self._slots[place] = slot
+        features_NF = None
+        if self._head.norms_features:
+            features_NF = self._head.fusion_input(self._features_XF[:num_features])
+            c.features = features_NF.data_ptr()
+        c.num_features, c.depth, c.least = num_features, depth, least
         c.draws = None if draws is None else self._draws.address
         if draws is not None:
             self._draws.write(draws)
-        self._copied[: len(chains)] = -1
+        for place in range(len(chains)):
+            self._copied[place] = _NOT_COPIED
         for rival in rivals:
             self._copied[rival.place], self._limits[rival.place] = rival.token_id, rival.limit
         failed = self._head.library.run_chain(
-            ctypes.byref(decoder), ctypes.byref(c), torch.get_num_threads()
+            ctypes.byref(self._decoder), ctypes.byref(c), torch.get_num_threads()
         )
         if failed:
-            raise MemoryError(f"no memory for a head's step over {self.rows.c.num_rows} tokens")
-        count, end = len(chains), int(self._num_levels[0]) * len(chains)
+            raise MemoryError(f"no memory for a head's step over {num_rows} tokens")
+        num_levels, starts = self._num_levels[0], range(0, len(chains) * depth, depth)
         return ChainDrafts(
-            _by_level(self._tokens[:end].tolist(), count),
-            _by_level(self._probabilities[:end].tolist(), count),
+            [self._tokens[start : start + num_levels].tolist() for start in starts],
+            [self._probabilities[start : start + num_levels].tolist() for start in starts],
+            num_levels,
         )
 
-    def _described(self, like: Tensor) -> tuple[CChain, CDecoder]:
-        """The head's weights and memory, described anew when others were loaded."""
-        decoder = self._head.layers_over(self._memory, like)
-        if self._version is decoder:
-            return self._c, decoder
-        config, products = self._head.config, self._head.products
+    def refresh(self) -> None:
+        """Describe the head's weights and memory anew when other weights were loaded."""
+        self._head.refresh()
+        if self._head.products is self._products:
+            return
+        config, products, like = self._head.config, self._head.products, self._features_XF
+        self._decoder = self._head.layers_over(self._memory, like)
         (fused_SD,) = self._memory.hold(self._features_layer, like, (config.hidden_size,))
         embedding_norm, hidden_norm = self._head.input_norms
         self._c = CChain(
@@ -147,22 +152,20 @@ class NativeDrafts:
             keeps_normed=int(config.norm_before_residual),
             feeds_normed=int(config.norm_output),
             fuse=products.to_hidden.c,
+            features=like.data_ptr(),
+            feature_slots=address_of(self._slots),
             fused=fused_SD.data_ptr(),
             to_logits=products.to_logits.c,
             unrounded=products.to_logits.rows_VD.data_ptr(),
             to_target=self._head.draft_to_target_V.data_ptr(),
-            copied=self._copied.ctypes.data,
-            limits=self._limits.ctypes.data,
+            copied=address_of(self._copied),
+            limits=address_of(self._limits),
             num_candidates=num_candidates(1, products.to_logits.c.num_rows),
             dropped=DROPPED,
             scale=SCALE,
-            drafts=self._tokens.ctypes.data,
-            probabilities=self._probabilities.ctypes.data,
-            num_levels=self._num_levels.ctypes.data,
+            drafts=address_of(self._tokens),
+            probabilities=address_of(self._probabilities),
+            num_levels=address_of(self._num_levels),
         )
-        self._version = decoder
-        return self._c, decoder
-
-
-def _by_level(values: list[_T], count: int) -> list[list[_T]]:
-    return [values[start : start + count] for start in range(0, len(values), count)]
+        self.rows.moved_to(self._c.rows)
+        self._products = products

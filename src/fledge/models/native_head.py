@@ -95,7 +95,7 @@ class NativeHead:
         self._weights = tuple(head.parameters())
         self._versions: tuple[int, ...] = ()
         self._held: tuple[Any, CDecoder] | None = None
-        self._refresh()
+        self.refresh()
 
     def run(
         self,
@@ -109,7 +109,7 @@ class NativeHead:
         paged = packed.paged(self._spec.window)
         if paged is None:
             return None
-        self._refresh()
+        self.refresh()
         kept, config = Kept(), self._head.config
         num_outputs = packed.num_tokens if outputs_R is None else outputs_R.shape[0]
         stream_RD, normed_RD = hidden_XD.new_empty(2, num_outputs, config.hidden_size).unbind()
@@ -127,7 +127,7 @@ class NativeHead:
             stream_RD.data_ptr(),
             normed_RD.data_ptr(),
         )
-        decoder = self._decoder(memory, hidden_XD)
+        decoder = self.layers_over(memory, hidden_XD)
         failed = self.library.run_step(
             ctypes.byref(decoder), ctypes.byref(step), torch.get_num_threads()
         )
@@ -147,16 +147,16 @@ class NativeHead:
     def draft_to_target_V(self) -> Tensor:
         return self._head.draft_to_target_V
 
+    @property
+    def norms_features(self) -> bool:
+        """Whether tapped features are not fused as they are."""
+        return self.config.norm_before_fc or self.config.fc_norm
+
     def fusion_input(self, features_NF: Tensor) -> Tensor:
         """Tapped features as the fusing product reads them."""
         return self._head.fusion_input(features_NF)
 
-    def layers_over(self, memory: KVPool, like: Tensor) -> CDecoder:
-        """The layer with the memory it writes to: another object when the weights are others."""
-        self._refresh()
-        return self._decoder(memory, like)
-
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Pack the weights, unless they are those that were packed last."""
         head = self._head
         versions = tuple(weight._version for weight in self._weights)
@@ -214,16 +214,16 @@ class NativeHead:
         ]
         return Norm(torch.cat(weights), attention.q_norm.eps, "cast_first")
 
-    def _decoder(self, memory: KVPool, like: Tensor) -> CDecoder:
+    def layers_over(self, memory: KVPool, like: Tensor) -> CDecoder:
+        """The layer with the memory it writes to."""
         if self._held is not None and self._held[0]() is memory:
             return self._held[1]
         config = self._head.config
         shape = (config.num_kv_heads, config.head_dim)
         pool = memory.for_window(self._spec.window)
         keys, values = pool.hold(self._layer, like, shape, shape)
-        self._c.keys, self._c.values = self._kept.pointer(keys), self._kept.pointer(values)
-        decoder = CDecoder(
-            ctypes.pointer(self._c), 1, config.hidden_size, self._norm(self._head.norm), CMatrix()
-        )
+        (layer,) = layers = (CLayer * 1)(self._c)
+        layer.keys, layer.values = self._kept.pointer(keys), self._kept.pointer(values)
+        decoder = CDecoder(layers, 1, config.hidden_size, self._norm(self._head.norm), CMatrix())
         self._held = (weakref.ref(memory), decoder)
         return decoder

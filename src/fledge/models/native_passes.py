@@ -10,14 +10,13 @@ Legend: T rows, D hidden size, F tapped features, V vocabulary.
 import ctypes
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fledge.contracts.errors import CapacityError
 from fledge.models.native_decoder import NativeDecoder, repeat_taps
 from fledge.ops.kv import KVMemory
-from fledge.ops.native_chains import ChainRows, TokenChain
+from fledge.ops.native_chains import ChainRows, TokenChain, address_of, whole_numbers
 from fledge.ops.native_structs import CPass, CView
 from fledge.ops.native_walk import NO_TOKEN, Draw, NativeWalk
 from fledge.ops.paged import BlockTables
@@ -40,7 +39,6 @@ class ChainPasses:
     ) -> None:
         """`num_features` rows of features are kept beside those of a pass."""
         self._native, self._embed, self._taps = native, embed, tuple(taps)
-        self._memory = memory
         self.rows = ChainRows(max_requests=max_requests, max_rows=max_rows)
         size = native.hidden_size
         self._stream_TD = torch.empty(max_rows, size)
@@ -53,7 +51,7 @@ class ChainPasses:
         # Some families scale embeddings, and some heads are told them: that is done here.
         self._looks_up_tokens = _is_table(embed) and 0 not in self._taps
         self._repeats_taps = len(set(self._taps)) < len(self._taps)
-        self._tokens = np.zeros(max_rows, dtype=np.int64)
+        self._tokens = whole_numbers(max_rows)
         self._walk = NativeWalk(native.library, self.rows)
         self._logits_TV = torch.empty(0, native.vocab_size)
         views = self.rows.views(tables, native.windows)
@@ -70,8 +68,10 @@ class ChainPasses:
             None,
             0,
             None,
-            self._tokens.ctypes.data,
+            address_of(self._tokens),
         )
+        self.rows.moved_to(self._c.rows)
+        self._decoder = native.layers_over(memory, self._stream_TD, self._taps)
 
     def run(
         self,
@@ -90,10 +90,8 @@ class ChainPasses:
         self._run_pass(num_rows, logits_TV, features_at)
         if draws is not None and logits_TV is not None:
             return self._walk.run(logits_TV, chains, draws)
-        tokens: list[int | None] = self._tokens[:num_rows].tolist()
-        if NO_TOKEN in tokens:
-            return [None if token == NO_TOKEN else token for token in tokens]
-        return tokens
+        tokens = self._tokens[:num_rows].tolist()
+        return [None if token == NO_TOKEN else token for token in tokens]
 
     def _room_for_logits(self, num_rows: int) -> Tensor:
         if self._logits_TV.shape[0] < num_rows:
@@ -102,14 +100,13 @@ class ChainPasses:
 
     def _run_pass(self, num_rows: int, logits_TV: Tensor | None, features_at: int) -> None:
         c = self._c
-        c.rows, c.num_logit_rows = self.rows.c, num_rows
+        c.num_logit_rows = num_rows
         c.features = self._features_address + features_at * self._bytes_of_features
         c.logits = None if logits_TV is None else logits_TV.data_ptr()
         if not self._looks_up_tokens:
             self._embed_tokens(num_rows, features_at)
-        decoder = self._native.layers_over(self._memory, self._stream_TD, self._taps)
         failed = self._native.library.run_pass(
-            ctypes.byref(decoder), ctypes.byref(c), torch.get_num_threads()
+            ctypes.byref(self._decoder), ctypes.byref(c), torch.get_num_threads()
         )
         if failed:
             raise CapacityError(f"there is no memory left for a pass of {num_rows} tokens.")

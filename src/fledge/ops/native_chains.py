@@ -6,18 +6,15 @@ time would take longer than reading a draft.
 Legend: B requests, T rows.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fledge.ops.native_structs import CRows, CView
 from fledge.ops.paged import BlockTables
-
-Array = np.ndarray[Any, Any]
 
 
 class TokenChain(NamedTuple):
@@ -39,22 +36,21 @@ class ChainRows:
 
     def __init__(self, *, max_requests: int, max_rows: int) -> None:
         self.max_requests, self.max_rows = max_requests, max_rows
-        by_request = np.zeros((5, max_requests), dtype=np.int64)
-        self._table_rows, self._starts, self._counts, self._context, self._first = by_request
-        by_row = np.zeros((2, max_rows), dtype=np.int64)
-        self._tokens, self._positions = by_row
-        self._memory = by_request, by_row
-        self.tokens_T: Tensor = torch.from_numpy(self._tokens)
+        self._requests = [whole_numbers(max_requests) for _ in range(5)]
+        self._rows = [whole_numbers(max_rows) for _ in range(2)]
+        self._table_rows, starts, counts, contexts, firsts = map(address_of, self._requests)
+        self.tokens_address, positions = map(address_of, self._rows)
+        self.tokens_T: Tensor = torch.frombuffer(self._rows[0], dtype=torch.long)
         self.c = CRows(
             0,
             0,
-            _address(self._positions),
-            _address(self._starts),
-            _address(self._counts),
-            _address(self._context),
+            positions,
+            starts,
+            counts,
+            contexts,
             # Nothing hangs below a chain.
-            _address(self._counts),
-            _address(self._first),
+            counts,
+            firsts,
             None,
             0,
             0,
@@ -64,34 +60,28 @@ class ChainRows:
 
     def write(self, chains: Sequence[TokenChain]) -> int:
         """Take in what the next call is about; returns the number of rows."""
-        starts, counts = [0], []
-        positions: list[int] = []
-        for one in chains:
-            count = len(one.token_ids)
-            counts.append(count)
-            starts.append(starts[-1] + count)
-            positions += range(one.context, one.context + count)
-        num_rows = starts.pop()
-        num = len(chains)
-        self._table_rows[:num] = [one.table_row for one in chains]
-        self._context[:num] = [one.context for one in chains]
-        self._first[:num] = [one.first for one in chains]
-        self._starts[:num], self._counts[:num] = starts, counts
-        self._positions[:num_rows] = positions
-        self._tokens[:num_rows] = list(chain.from_iterable(one.token_ids for one in chains))
-        self.c.num_rows, self.c.num_requests = num_rows, num
-        return num_rows
+        table_rows, starts, counts, contexts, firsts = self._requests
+        tokens, positions = self._rows
+        row = 0
+        for place, (table_row, context, token_ids, first) in enumerate(chains):
+            table_rows[place], contexts[place], firsts[place] = table_row, context, first
+            starts[place], counts[place] = row, len(token_ids)
+            for number, token_id in enumerate(token_ids, context):
+                tokens[row], positions[row] = token_id, number
+                row += 1
+        self.c.num_rows, self.c.num_requests = row, len(chains)
+        return row
 
-    @property
-    def tokens_address(self) -> int:
-        return _address(self._tokens)
+    def moved_to(self, c: CRows) -> None:
+        """From now on the kernels look at this copy of what they are told."""
+        self.c = c
 
     def views(self, tables: BlockTables, windows: Iterable[int | None]) -> list[CView]:
         """Where the chains' requests are in tables that stay where they are."""
         return [
             CView(
                 tables.by_window[window].data_ptr(),
-                _address(self._table_rows),
+                self._table_rows,
                 tables.by_window[window].shape[1],
                 tables.block_size,
                 window or 0,
@@ -100,5 +90,10 @@ class ChainRows:
         ]
 
 
-def _address(array: Array) -> int:
-    return int(array.ctypes.data)
+def whole_numbers(count: int) -> "array[int]":
+    """Memory for so many: a few of them are written and read faster than numpy is asked to."""
+    return array("q", [0]) * count
+
+
+def address_of(numbers: "array[int] | array[float]") -> int:
+    return numbers.buffer_info()[0]

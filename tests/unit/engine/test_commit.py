@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge import SamplingParams
+from fledge.engine.commits import Said, commit
 from fledge.engine.draft_tally import DraftTally
 from fledge.engine.request import Request
 from fledge.engine.sequence import Sequence
@@ -63,3 +64,19 @@ def test_a_tally_is_what_counting_depth_by_depth_gives(pairs: list[tuple[int, in
     assert tally.accepted_at_depth == tuple(
         sum(accepted >= depth for _, accepted in cycles) for depth in depths
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6))
+def test_a_cycle_is_counted_as_a_tally_would(pairs: list[tuple[int, int]]) -> None:
+    cycles, tally = [(max(pair), min(pair)) for pair in pairs], DraftTally()
+    for offered, accepted in cycles:
+        tally.count(offered, accepted)
+    found = commit(
+        [
+            Said(sequence(20), [7] * (accepted + 1), offered, has_failed=False, had_drafts=True)
+            for offered, accepted in cycles
+        ]
+    )
+    assert found.reached_at_depth == tally.offered_at_depth
+    assert found.accepted_at_depth == tally.accepted_at_depth
+    assert found.num_emitted == sum(accepted + 1 for _, accepted in cycles)

@@ -29,8 +29,8 @@ struct Chain {
     const float* limits;    // [requests]: a first draft that differs must be as probable as this
     const Draw* draws;    // [requests], or missing where all are greedy
     GuessRule rule;
-    int64_t* drafts;      // [depth, requests]
-    float* probabilities;  // [depth, requests]: of each draft behind those before it
+    int64_t* drafts;      // [requests, depth]
+    float* probabilities;  // [requests, depth]: of each draft behind those before it
     int64_t* num_levels;
 };
 
@@ -135,8 +135,8 @@ void run_level(Member& me, const Decoder& decoder, const Chain& chain, const Wor
                       if (level == 0 && is_copied(chain, b, room.newest[b], probability))
                           room.path[b] = 0.0f;
                       room.goes_on |= room.path[b] >= chain.least && room.path[b] > 0.0f;
-                      chain.drafts[level * num_requests + b] = room.newest[b];
-                      chain.probabilities[level * num_requests + b] = probability;
+                      chain.drafts[b * chain.depth + level] = room.newest[b];
+                      chain.probabilities[b * chain.depth + level] = probability;
                   }
                   *chain.num_levels = level + 1;
               });
