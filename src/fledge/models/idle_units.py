@@ -50,4 +50,5 @@ def _strengths(weights: dict[str, Tensor]) -> Tensor:
     gate_UD, up_UD, down_DU = (
         weights[f"{_MLP}{name}.weight"].double() for name in ("gate_proj", "up_proj", "down_proj")
     )
-    return gate_UD.norm(dim=1) * up_UD.norm(dim=1) * down_DU.norm(dim=0)
+    strengths_U: Tensor = gate_UD.norm(dim=1) * up_UD.norm(dim=1) * down_DU.norm(dim=0)
+    return strengths_U
