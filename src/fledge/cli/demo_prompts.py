@@ -20,8 +20,10 @@ def read_prompt_file(path: Path) -> tuple[str, ...]:
     """One prompt a line; empty lines do not count."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"the prompts in {path} cannot be read: {error}.") from error
+    except OSError as error:
+        raise ArtifactError(f"the prompts in {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"the prompts in {path} are not text in UTF-8.") from error
     prompts = tuple(line.strip() for line in lines if line.strip())
     if not prompts:
         raise ArtifactError(f"{path} holds no prompt; write one a line.")

@@ -13,6 +13,7 @@ from fledge.models.head import Eagle3Head
 from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.target import Target
 from fledge.store.hashing import hash_part
+from fledge.store.local_directory import require_directory
 
 _CONFIG = "config.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -45,8 +46,7 @@ def is_head(path: Path) -> bool:
 
 
 def _heads_below(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise ArtifactError(f"there is no directory {path}; give a head or a training run.")
+    require_directory(path, hint="; give a head or a training run")
     # A finished run is a head too, a copy of its best checkpoint: it would be measured twice.
     for pattern in ("checkpoints/step-*", "trials/*/run"):
         below = [one for one in sorted(path.glob(pattern)) if is_head(one)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fledge.contracts.errors import ArtifactError, ConfigError
+from fledge.store.local_directory import require_directory
 from fledge.store.local_place import LocalPlace
 from fledge.store.manifest import (
     BENCH,
@@ -84,8 +85,7 @@ def _name(path: Path, others: Sequence[Path]) -> str:
 
 
 def _read(path: Path, name: str) -> Source:
-    if not path.is_dir():
-        raise ArtifactError(f"there is no directory {path}.")
+    require_directory(path)
     is_complete = (path / MANIFEST_NAME).exists()
     if is_complete:
         manifest = read_manifest(path)

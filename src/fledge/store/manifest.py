@@ -13,6 +13,7 @@ from typing import Any
 
 from fledge.contracts.errors import ArtifactError, ConfigError, MismatchError
 from fledge.store.cache_publish import publish_file
+from fledge.store.local_directory import require_directory
 from fledge.store.local_place import LocalPlace
 from fledge.store.place import Place
 
@@ -121,8 +122,8 @@ def require_files(place: Place, manifest: Manifest) -> None:
 def read_manifest(directory: Path | Place) -> Manifest:
     """The manifest of a finished directory."""
     place = _place(directory)
-    if isinstance(place, LocalPlace) and not place.path.is_dir():
-        raise ArtifactError(f"there is no directory {directory}.")
+    if isinstance(place, LocalPlace):
+        require_directory(place.path)
     content = place.read(MANIFEST_NAME)
     if content is None:
         raise ArtifactError(

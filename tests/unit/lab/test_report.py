@@ -170,6 +170,9 @@ def test_wrong_directories(tmp_path: Path) -> None:
         read_sources([bench, tmp_path / "x" / ".." / "bench"])
     with pytest.raises(ArtifactError, match="there is no directory"):
         read_sources([tmp_path / "nowhere"])
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="file is a file, and no directory"):
+        read_sources([tmp_path / "file"])
     (tmp_path / "strange").mkdir()
     with pytest.raises(ArtifactError, match=r"neither manifest\.json nor plan\.json. Give"):
         read_sources([tmp_path / "strange"])
