@@ -104,8 +104,8 @@ class SourceSettings:
     """Most rows taken from it; 0 takes all."""
 
     variants: int = 0
-    """In place of each row so many variants of it, with other numbers and first names; 0 takes the
-    row itself."""
+    """In place of each row so many variants of it, with other numbers, first names and
+    things; 0 takes the row itself."""
 
     self_prompts: dict[str, Any] = field(default_factory=dict)
     """Single settings that are others for this source than in `prepare.self_prompts`."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fledge.contracts.capture_settings import FeatureFormat
 from fledge.contracts.data_settings import check_range
 from fledge.contracts.errors import ConfigError
 
@@ -250,6 +251,10 @@ class TrainSettings:
     """Training beside the target: it reads every sample once before the first step, and what it
     said stays in the device's memory."""
 
+    kept_format: FeatureFormat = "exact"
+    """How that is kept: as the target computed it, or coded as `capture` codes features, final rows
+    never in less than 8 bits; memory then holds two or three times as much text."""
+
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes one at each measurement."""
 
@@ -272,6 +277,11 @@ class TrainSettings:
         check_range("micro_tokens", self.micro_tokens, 16)
         check_range("seed", self.seed, 0, 2**32 - 1)
         check_range("hidden_noise", self.hidden_noise, 0, 10)
+        if self.kept_format != "exact" and not self.keep_readings:
+            raise ConfigError(
+                f'kept_format is "{self.kept_format}" and keep_readings false; set keep_readings = '
+                'true, or kept_format = "exact".'
+            )
         if self.batch_tokens < self.micro_tokens or self.batch_tokens % self.micro_tokens:
             raise ConfigError(
                 f"batch_tokens is {self.batch_tokens} and micro_tokens {self.micro_tokens}; the "

@@ -1,4 +1,4 @@
-"""Variants of a prompt: the same question with other numbers, and other first names.
+"""Variants of a prompt: the same question with other numbers, first names and things.
 
 A number becomes another one of about the same size and of the same form, as round as it was: 48 an
 even number of two digits, `$1,250` a multiple of 50 with its comma, `3.50` a price with two
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fledge.contracts.conversation import Conversation, Message, variant_id
+from fledge.data.things import SwappedThings
 
 _NUMBER = re.compile(
     r"(?<![\w.])(?<![0-9][/:])(?<![A-Za-z]-)"
@@ -99,6 +100,7 @@ class _Swaps:
                 self._choose_number(match)
         names = {match[0] for text in texts for match in _NAME.finditer(text)}
         self._names = self._choose_names(sorted(names))
+        self._things = SwappedThings(texts, dice)
 
     @property
     def has_numbers(self) -> bool:
@@ -107,7 +109,7 @@ class _Swaps:
 
     def apply(self, text: str) -> str:
         changed = _NUMBER.sub(self._number, text)
-        return _NAME.sub(lambda match: self._names[match[0]], changed)
+        return self._things.apply(_NAME.sub(lambda match: self._names[match[0]], changed))
 
     def _number(self, match: re.Match[str]) -> str:
         found = self._numbers.get(_plain(match))

@@ -92,7 +92,9 @@ def assemble(
     source = _source(given, settings, target, head.draft_to_target_V)
     if settings.keep_readings and isinstance(source, OnlineSource):
         used = np.union1d(division.trained, division.held_out)
-        source.keep_readings(used, settings.micro_tokens, progress or SilentProgress())
+        source.keep_readings(
+            used, settings.micro_tokens, progress or SilentProgress(), settings.kept_format
+        )
     units = _units(head.to(given.device), source, division.trained, settings, processes)
     if units and given.start is None:
         with torch.no_grad():

@@ -51,7 +51,9 @@ def _memory_text(settings: TrainSettings, device: torch.device, what: str, longe
             f"tokens) and lower train.micro_tokens from {micro}"
         )
     if settings.keep_readings:
-        remedies.append("set train.keep_readings to false")
+        remedies.append(
+            "set train.keep_readings to false, or train.kept_format to one of fewer bits"
+        )
     if steps > 1:
         remedies.append(f"train.loss.steps from {steps} to {steps // 2}")
     if prompts > 1:

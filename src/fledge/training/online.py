@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fledge.contracts.capture_settings import FeatureFormat
 from fledge.contracts.progress import Progress
+from fledge.features.channel_spread import MAX_ROWS, channels_of
 from fledge.features.host_batch import HostBatch
 from fledge.features.label_rows import label_rows
 from fledge.features.sample_rows import count_rows
@@ -18,9 +20,10 @@ from fledge.features.target_rows import describe_rows
 from fledge.models.target import Target
 from fledge.ops.documents import Documents, make_documents
 from fledge.ops.micro_batch import MicroBatch, TargetRows
+from fledge.store.channels import Channels
 from fledge.store.corpus import Samples
 from fledge.store.row_hash import conversation_hash
-from fledge.training.kept_readings import KeptReadings, KeptSizes, consecutive
+from fledge.training.kept_readings import KeptReadings, KeptShape, KeptSizes, consecutive
 from fledge.training.sources import Said, SampleTable, iterate, padded
 
 
@@ -109,27 +112,46 @@ class OnlineSource:
         return reading.features_TF, targets
 
     def keep_readings(
-        self, positions: NDArray[np.int64], micro_tokens: int, progress: Progress
+        self,
+        positions: NDArray[np.int64],
+        micro_tokens: int,
+        progress: Progress,
+        kept_format: FeatureFormat = "exact",
     ) -> None:
         """Have the target read these samples now; from here on no others may be asked for.
 
         `positions` are ascending.
         """
         sizes = kept_sizes(self._corpus, self.samples, positions)
+        padded_to, self._padded_to = self._padded_to, None
         kept = KeptReadings(
             sizes,
-            num_taps=len(self._taps),
-            hidden_size=self._target.readout.weight_VD.shape[1],
+            KeptShape(
+                num_taps=len(self._taps),
+                hidden_size=self._target.readout.weight_VD.shape[1],
+                format=kept_format,
+            ),
             dtype=self._target.dtype,
             device=self.device,
+            channels=None if kept_format == "exact" else self._channels(positions, micro_tokens),
         )
         plans = (positions[list(one)].tolist() for one in consecutive(sizes.lengths, micro_tokens))
-        padded_to, self._padded_to = self._padded_to, None
         with progress.task("reading the corpus", int(sizes.lengths.sum()), "tokens") as task:
             for batch in iterate(self, plans):
                 kept.add(batch.sample_numbers, batch.features_TF, batch.targets)
                 task.advance(batch.documents.num_tokens)
         self._padded_to, self._kept = padded_to, kept
+
+    def _channels(self, positions: NDArray[np.int64], micro_tokens: int) -> Channels:
+        """Where channels lie in samples from all over the corpus."""
+        lengths = self.samples.lengths[positions]
+        limit = min(MAX_ROWS, micro_tokens)
+        wanted = min(len(positions), max(1, int(limit / lengths.mean())))
+        places = np.linspace(0, len(positions) - 1, wanted).round().astype(np.int64)
+        # At least one sample, and no more than a micro-batch holds.
+        count = max(1, int(np.searchsorted(np.cumsum(lengths[places]), limit, side="right")))
+        (batch,) = iterate(self, [positions[places[:count]].tolist()])
+        return channels_of(batch.features_TF)
 
 
 def kept_sizes(corpus: Samples, samples: SampleTable, positions: NDArray[np.int64]) -> KeptSizes:

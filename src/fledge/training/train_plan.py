@@ -13,7 +13,7 @@ from fledge.store.corpus import Corpora
 from fledge.training.assembly import make_order
 from fledge.training.cadence import Cadence
 from fledge.training.head_init import count_weights
-from fledge.training.kept_readings import KeptSizes
+from fledge.training.kept_readings import KeptShape, KeptSizes
 from fledge.training.online import kept_sizes
 from fledge.training.order import Division
 from fledge.training.train_input import TrainInput
@@ -91,7 +91,7 @@ def plan_training(
             + target.total * itemsize
             + _working_bytes(config, settings, itemsize)
             + rows * _MASTER_BYTES
-            + _kept_bytes(kept, config, itemsize)
+            + _kept_bytes(kept, config, settings, itemsize)
         ),
         seconds=None
         if flops_per_s is None
@@ -108,12 +108,17 @@ def _kept(given: TrainInput, settings: TrainSettings, division: Division) -> Kep
     return kept_sizes(given.inside, given.samples, used)
 
 
-def _kept_bytes(kept: KeptSizes | None, config: HeadConfig, itemsize: int) -> int:
+def _kept_bytes(
+    kept: KeptSizes | None, config: HeadConfig, settings: TrainSettings, itemsize: int
+) -> int:
     if kept is None:
         return 0
-    return kept.num_bytes(
-        num_taps=config.num_taps, hidden_size=config.target_hidden_size, itemsize=itemsize
+    shape = KeptShape(
+        num_taps=config.num_taps,
+        hidden_size=config.target_hidden_size,
+        format=settings.kept_format,
     )
+    return kept.num_bytes(shape, itemsize)
 
 
 def _working_bytes(config: HeadConfig, settings: TrainSettings, itemsize: int) -> int:

@@ -1,4 +1,4 @@
-"""Variants of a prompt: other numbers of the same size and form, and nothing else changed."""
+"""Variants of a prompt: other numbers of the same size and form, other names and things."""
 
 import re
 
@@ -60,24 +60,48 @@ def test_equal_numbers_stay_equal_and_others_different() -> None:
 
 
 def test_what_stays_in_one_place_may_change_in_another() -> None:
-    for text in texts_of(row("At 8 pm in 2000 he had 8 pears and $2000.")):
-        assert re.fullmatch(r"At 8 pm in 2000 he had [4-9] pears and \$[1-9]000\.", text), text
-        assert "8 pears" not in text
+    for text in texts_of(row("At 8 pm in 2000 he had 8 sheep and $2000.")):
+        assert re.fullmatch(r"At 8 pm in 2000 he had [4-9] sheep and \$[1-9]000\.", text), text
+        assert "8 sheep" not in text
 
 
 def test_no_share_is_above_all() -> None:
-    found = texts_of(row("He had 75 pears and sold 75% of them, 9 of 10."), 30)
+    found = texts_of(row("He had 75 sheep and sold 75% of them, 9 of 10."), 30)
     assert found
     assert all(int(re.findall(r"(\d+)%", text)[0]) < 100 for text in found)
-    assert texts_of(row("He had 100 pears and sold 100% of them.")) == []
+    assert texts_of(row("He had 100 sheep and sold 100% of them.")) == []
 
 
 def test_names_are_swapped_for_names_of_the_same_kind() -> None:
-    for text in texts_of(row("Tom gave Anna 12 of Tom's pears. Did Anna thank him?")):
-        found = re.fullmatch(r"(\w+) gave (\w+) \d\d of \1's pears\. Did \2 thank him\?", text)
+    for text in texts_of(row("Tom gave Anna 12 of Tom's sheep. Did Anna thank him?")):
+        found = re.fullmatch(r"(\w+) gave (\w+) \d\d of \1's sheep\. Did \2 thank him\?", text)
         assert found is not None, text
         assert {found[1], found[2]}.isdisjoint({"Tom", "Anna"})
         assert found[1] != found[2]
+
+
+def test_things_are_swapped_for_things_of_the_same_kind() -> None:
+    asked = row("A Baker has 3 boxes of apples, 2 in the last box. One apple is bad, 4 CARS left.")
+    for text in texts_of(asked, 20):
+        found = re.fullmatch(
+            r"A ([A-Z]\w+) has \d (\w+) of (\w+), \d in the last (\w+)\. One (\w+) is bad, "
+            r"\d ([A-Z]+) left\.",
+            text,
+        )
+        assert found is not None, text
+        assert {"Baker", "boxes", "apples", "box", "apple", "CARS"}.isdisjoint(found.groups())
+        assert found[2].startswith(found[4].removesuffix("f"))
+        assert found[3][0] in "aeo"
+        assert found[3] == f"{found[5]}s"
+
+
+def test_things_stay_different_and_parts_of_words_stay() -> None:
+    for text in texts_of(row("5 cows and 7 goats, carpets, a cow-bell, the cow's tail"), 30):
+        first, second = re.findall(r"\d (\w+)", text)
+        assert first != second
+        assert {first, second}.isdisjoint({"cows", "goats"})
+        assert "carpets, a cow-bell" in text
+        assert f"the {first.removesuffix('s')}'s tail" in text or first in ("puppies", "goldfish")
 
 
 def test_a_seed_and_a_row_decide() -> None:
@@ -88,8 +112,8 @@ def test_a_seed_and_a_row_decide() -> None:
 
 
 def test_there_are_no_more_than_other_numbers() -> None:
-    found = texts_of(row("He has 2 dogs."), 50)
-    assert sorted(found) == [f"He has {number} dogs." for number in range(3, 7)]
+    found = texts_of(row("He has 2 sheep."), 50)
+    assert sorted(found) == [f"He has {number} sheep." for number in range(3, 7)]
 
 
 def test_only_what_opens_a_conversation_is_rewritten() -> None:
@@ -108,13 +132,13 @@ def test_only_what_opens_a_conversation_is_rewritten() -> None:
 
 
 def test_numbers_are_the_same_in_all_turns() -> None:
-    (variant,) = make_variants(row("I had 40 pears.", "Now 40 more."), 1, 0)
+    (variant,) = make_variants(row("I had 40 sheep.", "Now 40 more."), 1, 0)
     first, second = (re.findall(r"\d+", message["content"]) for message in variant.messages)
     assert first == second != ["40"]
 
 
 def test_variants_of_a_row_are_held_out_together() -> None:
-    ids = [variant.id for variant in make_variants(row("40 pears and 30 plums"), 3, 0)]
+    ids = [variant.id for variant in make_variants(row("40 sheep and 30 geese"), 3, 0)]
     assert ids == ["math/7+1", "math/7+2", "math/7+3"]
     assert asked_id(copy_id(ids[1], 2)) == "math/7"
     assert {conversation_hash(one) for one in ids} == {conversation_hash("math/7~2")}

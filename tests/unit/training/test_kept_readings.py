@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from fledge.contracts.capture_settings import FeatureFormat
 from fledge.contracts.errors import CapacityError, ConfigError
 from fledge.contracts.progress import SilentProgress
 from fledge.training.assembly import assemble, load_target
 from fledge.training.distributed import Processes
-from fledge.training.kept_readings import KeptReadings, KeptSizes, consecutive
+from fledge.training.kept_readings import KeptReadings, KeptShape, KeptSizes, consecutive
 from fledge.training.sources import iterate
 from fledge.training.train_plan import plan_training
 from tests.unit.training.train_support import SHORT, losses, opened, run
@@ -44,6 +45,42 @@ def test_kept_readings_are_those_of_the_target(tiny_target: Path, tiny_corpus: P
             (ours.targets.log_mass_R, theirs.targets.log_mass_R),
         ):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kept_format", "error"), [("q8", 0.01), ("q5", 0.07)])
+def test_kept_readings_may_be_coded(
+    tiny_target: Path, tiny_corpus: Path, kept_format: FeatureFormat, error: float
+) -> None:
+    given = opened(tiny_target, corpus=tiny_corpus)
+    target = load_target(given, SHORT, SilentProgress())
+    coded = replace(KEPT, kept_format=kept_format)
+    exact, rounded = (
+        assemble(given, settings, target, Processes()).source for settings in (KEPT, coded)
+    )
+    plans = [(5, 0, 2), (7,), (3, 4, 3)]
+    for ours, theirs in zip(iterate(rounded, plans), iterate(exact, plans), strict=True):
+        assert torch.equal(ours.targets.greedy_R, theirs.targets.greedy_R)
+        assert ours.targets.final_RD is not None
+        assert theirs.targets.final_RD is not None
+        spread = theirs.features_TF.std(dim=0)
+        lost = ((ours.features_TF - theirs.features_TF) / spread).square().mean().sqrt()
+        assert 0 < lost < error
+        difference = (ours.targets.final_RD - theirs.targets.final_RD).norm()
+        assert 0 < difference < 0.01 * theirs.targets.final_RD.norm()
+
+
+def test_coded_readings_take_less_memory(tiny_target: Path, tiny_corpus: Path) -> None:
+    given = opened(tiny_target, corpus=tiny_corpus)
+    sizes = [
+        plan_training(given, replace(KEPT, kept_format=one), itemsize=2).device_bytes
+        for one in ("exact", "q8", "q5")
+    ]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_a_format_needs_something_that_is_kept() -> None:
+    with pytest.raises(ConfigError, match='kept_format is "q8" and keep_readings false'):
+        replace(SHORT, kept_format="q8")
 
 
 def test_runs_have_the_same_losses(tmp_path: Path, tiny_target: Path, tiny_corpus: Path) -> None:
@@ -109,8 +146,7 @@ def test_memory_that_is_not_there_is_said(
     with pytest.raises(CapacityError, match=f"keep_readings would keep {said}"):
         KeptReadings(
             KeptSizes(np.array([0]), one, one),
-            num_taps=3,
-            hidden_size=256,
+            KeptShape(num_taps=3, hidden_size=256, format="exact"),
             dtype=torch.float32,
             device=torch.device("cuda"),
         )
