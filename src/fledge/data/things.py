@@ -11,36 +11,41 @@ from random import Random
 
 _KINDS = (
     # fruit and vegetables
-    """banana pear peach/peaches mango/mangoes lemon lime melon plum grape strawberry/strawberries
-    cherry/cherries blueberry/blueberries pineapple coconut kiwi tomato/tomatoes potato/potatoes
-    carrot cucumber pumpkin radish/radishes turnip beet mushroom""",
-    "apple orange apricot avocado onion olive eggplant artichoke",
+    """banana pear peach/peaches mango/mangoes lemon lime melon plum grape
+    strawberry/strawberries cherry/cherries blueberry/blueberries pineapple coconut kiwi
+    tomato/tomatoes potato/potatoes carrot cucumber pumpkin radish/radishes turnip beet
+    mushroom watermelon papaya bean nut""",
+    "apple orange apricot avocado onion olive eggplant artichoke egg oyster acorn",
     # baked and sweet
-    """cookie muffin cupcake brownie pastry/pastries donut doughnut croissant bagel pretzel waffle
-    pancake biscuit tart pie cake candy/candies lollipop chocolate marshmallow""",
+    """cookie muffin cupcake brownie pastry/pastries donut doughnut croissant bagel pretzel
+    waffle pancake biscuit tart pie cake candy/candies lollipop chocolate marshmallow
+    jellybean gumball cracker""",
     # meals
     "sandwich/sandwiches burger hamburger taco burrito pizza hotdog salad dumpling",
     # drawer and desk
     """pencil pen crayon marker notebook book magazine comic novel sticker stapler folder ruler
-    postcard stamp journal diary/diaries brush/brushes calendar poster""",
-    "envelope eraser album atlas/atlases",
+    postcard stamp journal diary/diaries brush/brushes calendar poster letter photo picture
+    painting card flyer ticket map""",
+    "envelope eraser album atlas/atlases item object",
     # toys and small things
-    """marble toy doll puzzle balloon kite bead button coin badge ribbon bracelet necklace keychain
-    seashell pebble lantern candle medal puppet""",
+    """marble toy doll puzzle balloon kite bead button coin badge ribbon bracelet necklace
+    keychain seashell pebble lantern candle medal puppet shell rock brick tile block ball rope
+    flag feather bone petal""",
     # clothes
     """shirt sweater jacket coat scarf/scarves sock skirt glove hat dress/dresses jersey blouse
     sweatshirt hoodie vest""",
     # animals of a farm and a house
     """cow goat horse pig chicken rabbit hen turkey donkey llama lamb cat dog puppy/puppies
-    kitten hamster parrot turtle lizard goldfish/goldfish""",
+    kitten hamster parrot turtle lizard goldfish/goldfish duck bird frog crab""",
     # animals of the wild
     """lion tiger bear wolf/wolves giraffe zebra monkey kangaroo deer/deer fox/foxes squirrel
-    penguin dolphin whale shark""",
+    penguin dolphin whale shark snake spider bee butterfly/butterflies worm""",
     # plants
     "tree bush/bushes shrub rose tulip daisy/daisies sunflower lily/lilies cactus/cacti daffodil",
     # what holds things
     """box/boxes basket bag crate carton jar bucket barrel bin backpack suitcase drawer
-    shelf/shelves cabinet""",
+    shelf/shelves cabinet bottle packet package container sack tray pot bowl glass/glasses cup
+    tank""",
     # furniture and appliances
     """chair table lamp desk sofa bed mirror rug curtain clock television radio computer laptop
     phone printer camera""",
@@ -48,10 +53,11 @@ _KINDS = (
     "car bus/buses van bicycle motorcycle scooter tractor taxi bike",
     # people
     """student teacher player worker neighbor guest visitor tourist dancer singer customer
-    employee/employees volunteer passenger camper nurse farmer baker""",
+    employee/employees volunteer passenger camper nurse farmer baker friend girl boy kid
+    patient child/children member""",
     # rooms and buildings
     """house shop school library/libraries museum hotel bakery/bakeries bank restaurant cafe
-    church/churches""",
+    church/churches store building apartment""",
 )
 _MANY, _ONE = 0, 1
 

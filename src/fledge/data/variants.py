@@ -40,12 +40,33 @@ _TRIES = 20
 _NAMES = tuple(
     tuple(names.split())
     for names in (
-        """Alice Amanda Amy Anna Betty Carla Clara Diana Emily Emma Erica Gina Hannah Helen Jane
-        Janet Jenny Jessica Julia Karen Kate Laura Linda Lisa Lucy Maria Martha Mary Mia Monica
-        Nancy Nora Olivia Paula Rachel Rebecca Sally Samantha Sarah Sophia Susan Tina""",
-        """Adam Alex Andrew Anthony Ben Brian Carl Charles Daniel David Dennis Eric Ethan Gary
-        George Greg Henry Ivan Jacob James Jason Jeff Jim Joe John Kevin Kyle Liam Luke Martin
-        Matt Michael Mike Oliver Oscar Peter Richard Robert Ryan Sam Simon Steven Thomas Tim Tom""",
+        """Adriana Alexis Alice Allison Alyssa Amanda Amelia Amy Angela Ann Anna Anne Annie
+        Ashley Barbara Becky Bella Beth Betty Bonnie Brenda Brooke Cara Carla Carly
+        Caroline Carolyn Carrie Cathy Charlotte Cheryl Chloe Cindy Claire Clara Dana
+        Danielle Debbie Diana Diane Donna Dorothy Ella Elsa Emily Emma Erica Erin Fiona
+        Gina Greta Hailey Haley Hannah Heather Helen Isabella Jane Janet Janice Jasmine
+        Jean Jen Jenna Jennifer Jenny Jess Jessica Joan Joyce Julia Julie Karen Kate Kathy
+        Katie Katy Kayla Kelly Kelsey Kendra Kim Kylie Lana Laura Lauren Layla Leila Lily
+        Linda Lisa Lola Louise Lucy Luna Lydia Madeline Maggie Mandy Mara Marcy Margaret
+        Maria Marie Marla Martha Martina Mary Maya Megan Melanie Melissa Mia Michelle Milly
+        Molly Monica Nadia Nancy Natalia Natalie Nicole Nora Olivia Pam Patty Paula Peggy
+        Polly Rachel Rebecca Rita Ruth Sally Samantha Sandra Sara Sarah Sasha Shelby Shelly
+        Sophia Stacy Stella Stephanie Sue Susan Susie Tabitha Tanya Tara Theresa Tiffany
+        Tina Tracy Valerie Vanessa Veronica Violet Wendy Zoe""",
+        """Aaron Adam Ahmed Alan Albert Alex Alexander Andrew Andy Anthony Arthur Barry Ben
+        Benjamin Bert Bill Billy Blake Bob Bobby Brad Brandon Brian Bruce Bryan Caleb
+        Calvin Cameron Carl Carlos Carter Casey Charles Charlie Chris Christopher Colin
+        Connor Dan Daniel Danny Dave David Dean Dennis Derek Devin Dexter Diego Edward Eric
+        Ethan Felix Frank Fred Freddy Gabriel Gary George Gerald Grayson Greg Hank Hans
+        Harry Hector Henry Hugo Ian Isaac Ivan Jack Jackson Jacob Jake James Jared Jason
+        Jayden Jed Jeff Jeremy Jerome Jerry Jesse Jim Jimmy Joe Joel Joey John Johnny Jonah
+        Jonathan Jose Joseph Josh Juan Jude Julian Justin Keith Ken Kenneth Kenny Kevin
+        Kyle Larry Leo Liam Lou Lucas Luke Manny Marco Marcus Mario Mark Martin Mason Mateo
+        Matt Michael Mike Miles Mitchell Nathan Neil Nicholas Nick Noah Oliver Omar Oscar
+        Pablo Patrick Paul Pete Peter Phil Philip Raj Ralph Randy Ray Raymond Ricardo
+        Richard Rick Rob Robbie Robert Roberto Roger Ron Ryan Sam Sammy Samuel Scott Sean
+        Shane Simon Stan Steve Steven Ted Terrence Theo Thomas Tim Timothy Todd Tom Tommy
+        Tony Travis Trevor Tyler Victor Vincent Walter Wayne William Zach""",
     )
 )
 _KINDS = {name: kind for kind, names in enumerate(_NAMES) for name in names}

@@ -25,7 +25,7 @@ def texts_of(asked: Conversation, count: int = 8, seed: int = 0) -> list[str]:
     [
         ("He has 48 clips.", r"He has [1-9]\d clips\."),
         ("It costs $1,250 in all.", r"It costs \$[1-9],\d(0|5)0 in all\."),
-        ("A cup is $3.50, he said.", r"A cup is \$[1-9]\.\d(0|5), he said\."),
+        ("A pound is $3.50, he said.", r"A pound is \$[1-9]\.\d(0|5), he said\."),
         ("Add 0.5 litres", r"Add 0\.[1-9] litres"),
         ("25% of them, 80 percent of us", r"\d\d% of them, \d\d percent of us"),
         ("a 10-year-old in 12-14 days", r"a [1-9]\d-year-old in [1-9]\d-[1-9]\d days"),
