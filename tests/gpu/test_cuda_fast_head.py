@@ -42,6 +42,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_kv_heads": 3,
         "head_dim": 64,
     },
+    "135M, twice the heads": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_heads": 18,
+        "num_kv_heads": 6,
+        "head_dim": 64,
+    },
     "8B": {
         "hidden_size": 4096,
         "intermediate_size": 14336,

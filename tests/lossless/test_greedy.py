@@ -156,6 +156,8 @@ def test_long_answers_cross_every_window_and_block_border() -> None:
         {"sliding_window": 6},
         {"taps": (0, 1, 2, 3, 4), "num_taps": 5},
         {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"num_heads": 8, "num_kv_heads": 4},
+        {"num_heads": 2, "num_kv_heads": 1},
     ],
     ids=str,
 )

@@ -49,6 +49,17 @@ def test_chains_change_nothing(architecture: str, depth: int) -> None:
     assert _was_used(engine)
 
 
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 4), (6, 3), (2, 1)])
+def test_heads_with_attention_of_another_width(
+    target: Target, num_heads: int, num_kv_heads: int
+) -> None:
+    """More heads than the target has, fewer, and as many as no packed product takes."""
+    asked, head = prompts(4), tiny_head(target, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    engine = Engine(target, head, chains_of(3))
+    assert token_ids(engine.generate(asked, GREEDY)) == greedy(NAME, asked)
+    assert _was_used(engine)
+
+
 def test_good_drafts_are_accepted(target: Target) -> None:
     """A head that reads the target's own logits is right now and then."""
     asked = prompts(3)

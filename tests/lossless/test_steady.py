@@ -48,6 +48,16 @@ def test_greedy(architecture: str, shape: str) -> None:
     engine.check_integrity()
 
 
+@pytest.mark.parametrize("flags", [{"num_heads": 8, "num_kv_heads": 4}, {"num_kv_heads": 1}])
+def test_heads_with_other_attention_than_the_targets(flags: dict[str, int]) -> None:
+    _, target = pair("llama")
+    asked = prompts(4)
+    engine = Engine(target, tiny_head(target, draft_vocab_size=97, **flags), ahead())
+    answers = engine.generate(asked, SamplingParams(max_tokens=12))
+    assert token_ids(answers) == greedy("llama", asked, max_tokens=12)
+    engine.check_integrity()
+
+
 def test_greedy_without_a_head() -> None:
     _, target = pair("llama")
     asked = prompts()

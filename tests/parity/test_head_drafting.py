@@ -188,6 +188,7 @@ def test_tree_shapes(
         {"attention_bias": True},
         {"attention_bias": True, "output_bias": True, "qk_norm": True},
         {"rope_theta": 500.0, "rms_norm_eps": 1e-2},
+        {"num_heads": 8, "num_kv_heads": 4},
         {"taps": (0, 3, 4)},
         {"taps": (4, 0, 2)},
         {"taps": (1, 3), "num_taps": 2},

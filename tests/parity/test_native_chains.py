@@ -54,11 +54,12 @@ def _begun(
     kinds: list[SamplingParams] | None = None,
     *,
     has_whole_rows: bool = False,
+    **flags: int,
 ) -> tuple[Engine, list[Sequence]]:
     """An engine with some requests that have said a few tokens."""
     tree = TreeSettings(depth=DEPTH, width=1, budget=DEPTH)
     settings = EngineSettings(controller="fixed", tree=tree, block_size=4)
-    head = _four_bits(tiny_head(target), has_whole_rows=has_whole_rows)
+    head = _four_bits(tiny_head(target, **flags), has_whole_rows=has_whole_rows)
     engine = Engine(target, head, settings)
     asked = zip(prompts(count), kinds or [SamplingParams(max_tokens=60)] * count, strict=True)
     sequences = [engine.add(engine.make_request(ids, params)) for ids, params in asked]
@@ -144,6 +145,18 @@ def test_chains_are_those_of_the_twin(count: int) -> None:
     # A chain that is not probable enough ends early, with the same drafts up to there.
     short = drafts.ours(least=float(theirs[:, 0].max()) * 1.01)
     assert short.token_ids == [chain[:1] for chain in ours.token_ids]
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 4), (6, 3), (4, 1)])
+def test_chains_of_heads_with_attention_of_another_width(num_heads: int, num_kv_heads: int) -> None:
+    """Wider than the target's, narrower, and with another group; columns that are not packed."""
+    target = target_of(tiny_model("llama-tied"))
+    begun = _begun(target, 3, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    drafts = _Drafts(*begun)
+    ours, trees = drafts.ours(), drafts.theirs()
+    assert ours.token_ids == trees.tokens_BN[:, 1:].tolist()
+    theirs = trees.logprobs_BN[:, 1:].exp()
+    torch.testing.assert_close(torch.tensor(ours.probabilities), theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("has_been_told", [True, False])

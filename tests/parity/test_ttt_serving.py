@@ -82,6 +82,7 @@ class ComparedDrafter(HeadDrafter):
         ("gemma3-hybrid", {"fc_norm": True, "norm_output": True}),
         ("llama", {"norm_before_residual": True, "norm_before_fc": True, "attention_bias": True}),
         ("llama", {"sliding_window": 3}),
+        ("llama", {"num_heads": 8, "num_kv_heads": 4}),
         ("qwen3-moe", {"sliding_window": 12, "rope_theta": 500.0}),
     ],
     ids=str,

@@ -21,6 +21,10 @@ class HeadSettings:
     mlp_width: int = 0
     """Width of the head's MLP; 0 takes the target's."""
 
+    attention_heads: int = 0
+    """Query heads, each as large as the target's and as many to a key-value head; 0 takes as many
+    as the target has."""
+
     draft_vocab_size: int = 0
     """Tokens that are drafted: those said most often in what is learned, sources counted as often
     as `train.sources` says. 0 takes the vocabulary of the corpus, or of the first of several."""
@@ -59,6 +63,7 @@ class HeadSettings:
                 "are the target's; leave lm_head_from_target at true."
             )
         check_range("mlp_width", self.mlp_width, 0)
+        check_range("attention_heads", self.attention_heads, 0)
         check_range("draft_vocab_size", self.draft_vocab_size, 0)
         check_range("common_tokens", self.common_tokens, 0)
         if self.common_tokens and self.common_tokens >= self.draft_vocab_size:

@@ -99,6 +99,7 @@ def _facts(
         ("draft vocabulary", drafted),
         *(turned if config.turned_rows else []),
         ("MLP width", _width(config, training)),
+        *_attention(config, training),
         ("target layers read", f"{taps} (completed layers)"),
         ("licence of the head", licence),
     ]
@@ -112,6 +113,14 @@ def _width(config: HeadConfig, training: Manifest) -> str:
         return f"{width:,}"
     idle = f"{trained - width:,} of {trained:,} that were trained"
     return f"{width:,}; {idle} did nothing and are left out"
+
+
+def _attention(config: HeadConfig, training: Manifest) -> list[tuple[str, str]]:
+    """A row where a number of heads was asked for; without, it is the target's."""
+    if not training.plan.settings.get("head", {}).get("attention_heads", 0):
+        return []
+    said = f"{config.num_heads} query heads, {config.num_kv_heads} key-value heads"
+    return [("attention", said)]
 
 
 def _kind(config: HeadConfig) -> str:

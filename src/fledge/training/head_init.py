@@ -31,13 +31,16 @@ def shape_head(
             f"the target's attention heads have {head_dim} numbers each; a head rotates pairs of "
             "them and needs an even number."
         )
+    num_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
+    if settings.attention_heads:
+        num_heads, num_kv_heads = _in_proportion(settings.attention_heads, num_heads, num_kv_heads)
     rope = _rope_parameters(config)
     return HeadConfig(
         hidden_size=hidden_size,
         target_hidden_size=hidden_size,
         intermediate_size=settings.mlp_width or _mlp_width(config),
         num_heads=num_heads,
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=int(config.vocab_size),
         draft_vocab_size=draft_vocab_size,
@@ -81,6 +84,18 @@ def count_weights(config: HeadConfig) -> int:
     """Numbers in a head of this shape."""
     with torch.device("meta"):
         return sum(weight.numel() for weight in Eagle3Head(config).parameters())
+
+
+def _in_proportion(asked: int, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+    """So many query heads, and key-value heads that as many share as in the target."""
+    group = num_heads // num_kv_heads
+    if asked % group:
+        raise ConfigError(
+            f"attention_heads is {asked}, and {group} query heads of the target share a key-value "
+            f"head ({num_heads} have {num_kv_heads}); give a multiple of {group}, or 0 for the "
+            f"target's {num_heads}."
+        )
+    return asked, asked // group
 
 
 def _mlp_width(config: Any) -> int:

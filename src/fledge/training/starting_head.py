@@ -22,6 +22,7 @@ _MAY_DIFFER = ("draft_vocab_size", "max_position_embeddings", "taps")
 _MLP_INPUTS, _MLP_OUTPUT = ("gate_proj.weight", "up_proj.weight"), "down_proj.weight"
 _REMEDIES = {
     "intermediate_size": "--set train.head.mlp_width={}",
+    "num_heads": "--set train.head.attention_heads={}",
     "sliding_window": "--set train.head.sliding_window={}",
     "rope_theta": "--set train.head.rope_theta={}",
     "norm_before_residual": "--set train.head.norm_before_residual={}",

@@ -21,8 +21,9 @@ from fledge.training.train_input import TrainInput
 _MASTER_BYTES = 4
 _MOMENTS = 2
 _RESUMABLE = 2
-_ROWS_OF_A_STEP = (12, 4)
-"""Numbers that a draft step keeps for the way back: so many hidden sizes and MLP widths a token."""
+_ROWS_OF_A_STEP = (10, 2, 4)
+"""Numbers that a draft step keeps for the way back: so many hidden sizes, widths of queries with
+keys, and MLP widths a token."""
 
 _UNLEARNED = 2 / 3
 """Of the operations of a weight: what a number takes that is multiplied and does not learn."""
@@ -122,8 +123,12 @@ def _kept_bytes(
 
 
 def _working_bytes(config: HeadConfig, settings: TrainSettings, itemsize: int) -> int:
-    hidden, width = _ROWS_OF_A_STEP
-    of_a_step = hidden * config.hidden_size + width * config.intermediate_size
+    hidden, turned, width = _ROWS_OF_A_STEP
+    of_a_step = (
+        hidden * config.hidden_size
+        + turned * (config.num_heads + config.num_kv_heads) * config.head_dim
+        + width * config.intermediate_size
+    )
     features = 2 * config.num_taps * config.target_hidden_size
     return settings.micro_tokens * itemsize * (settings.loss.steps * of_a_step + features)
 

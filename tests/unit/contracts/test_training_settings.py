@@ -23,6 +23,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (CaptureSettings, {"layers": ()}, "layers is an empty list; name at least one completed"),
     (CaptureSettings, {"layers": (2, -1)}, "a layer is -1; it must be at least 0."),
     (HeadSettings, {"mlp_width": -1}, "mlp_width is -1; it must be at least 0."),
+    (HeadSettings, {"attention_heads": -1}, "attention_heads is -1; it must be at least 0."),
     (HeadSettings, {"sliding_window": -1}, "sliding_window is -1; it must be at least 0."),
     (HeadSettings, {"rope_theta": -1.0}, "rope_theta is -1.0; it must be at least 0."),
     (LossSettings, {"steps": 0}, "steps is 0; it must be between 1 and 32."),

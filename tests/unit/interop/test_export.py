@@ -36,6 +36,7 @@ VARIANTS: list[tuple[dict[str, Any], tuple[Dialect, ...]]] = [
     ({"qk_norm": True, "sliding_window": 4}, ("vllm", "speculators")),
     ({"sliding_window": 4}, ("vllm", "speculators")),
     ({"attention_bias": True, "output_bias": True}, ("vllm", "speculators")),
+    ({"num_heads": 8, "num_kv_heads": 4}, ("vllm", "sglang", "speculators")),
     ({"draft_vocab_size": 97}, READABLE),
     ({"rope_theta": 5e5, "rms_norm_eps": 1e-5, "max_position_embeddings": 77}, READABLE),
     (
@@ -160,6 +161,7 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
     ("eagle", {"sliding_window": 9}, "sliding window of 9"),
     ("eagle", {"num_taps": 2, "taps": (1, 2)}, "reads 2 target layers"),
     ("eagle", {"num_heads": 2}, "2 heads of 8 make 16, not the hidden size 32"),
+    ("eagle", {"num_heads": 8}, "8 heads of 8 make 64, not the hidden size 32"),
     ("eagle", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "its rotation is scaled"),
 ]
 

@@ -57,6 +57,7 @@ def saved(directory: Path, dtype: torch.dtype = torch.float32, **flags: Any) -> 
     [
         {},
         {"taps": (6, 0, 7)},
+        {"num_heads": 8, "num_kv_heads": 4},
         {"norm_before_residual": True, "norm_before_fc": True},
         {"rope_theta": 5e5, "rms_norm_eps": 1e-6, "draft_vocab_size": VOCAB},
         {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},

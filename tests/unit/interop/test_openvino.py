@@ -112,9 +112,10 @@ def test_its_converter_is_installed_with_it() -> None:
         find_engine("openvino")
 
 
-def test_there_and_back(tmp_path: Path, target: Path) -> None:
+@pytest.mark.parametrize("flags", [{}, {"num_heads": 8, "num_kv_heads": 4}], ids=str)
+def test_there_and_back(tmp_path: Path, target: Path, flags: dict[str, Any]) -> None:
     """The embedding that the format wants is the target's, and shared again."""
-    head = saved(tmp_path / "head", taps=(2, 5, 9))
-    export_head(head, tmp_path / "out", "openvino", target=str(target))
+    head = saved(tmp_path / "head", taps=(2, 5, 9), **flags)
+    export_head(head, tmp_path / "out", "openvino", target=str(target), verify=True)
     import_head(tmp_path / "out", tmp_path / "back", target=str(target))
     assert_same(load_head(tmp_path / "back"), load_head(head))

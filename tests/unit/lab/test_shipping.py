@@ -182,6 +182,19 @@ def test_units_that_do_nothing_stay_behind_and_the_card_says_so(
     assert f"| MLP width | {said} |" in card
 
 
+def test_the_card_says_where_attention_is_not_the_targets(tmp_path: Path, target: Path) -> None:
+    wide = save_random_head(target, tmp_path / "run", num_heads=8, num_kv_heads=4)
+    training = training_manifest(target)
+    cards = []
+    for number, asked in enumerate(({}, {"attention_heads": 8})):
+        settings = {**training.plan.settings, "head": asked}
+        known = replace(training, plan=replace(training.plan, settings=settings))
+        shipped = ship(wide, target, tmp_path / f"heads{number}", training=known)
+        cards.append((shipped.directory / "README.md").read_text())
+    assert "| attention |" not in cards[0]
+    assert "| attention | 8 query heads, 4 key-value heads |" in cards[1]
+
+
 def test_a_tuning_goes_along_without_places_and_losers(
     tmp_path: Path, head: Path, target: Path
 ) -> None:

@@ -40,6 +40,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "normed residual": {"norm_before_residual": True, "norm_before_fc": True},
     "biases": {"attention_bias": True, "output_bias": True},
     "norms of queries": {"qk_norm": True, "head_dim": 12},
+    "more heads": {"num_heads": 10, "num_kv_heads": 5},
     "llama3 rope": {"rope_scaling": LLAMA3},
     "yarn rope, a window": {"rope_scaling": YARN, "sliding_window": 3},
 }

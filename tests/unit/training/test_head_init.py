@@ -67,6 +67,22 @@ def test_settings_win_over_the_target() -> None:
     assert config.norm_before_fc
 
 
+@pytest.mark.parametrize(("asked", "num_kv_heads"), [(8, 4), (2, 1), (6, 3), (4, 2)])
+def test_attention_heads_are_in_the_targets_proportion(asked: int, num_kv_heads: int) -> None:
+    config = shaped(target_of(tiny_model("llama")), attention_heads=asked)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (asked, num_kv_heads, 8)
+
+
+def test_attention_heads_that_cannot_share_are_refused() -> None:
+    target = target_of(tiny_model("llama"))
+    message = r"attention_heads is 7, and 2 query heads.*\(4 have 2\); give a multiple of 2, or 0"
+    with pytest.raises(ConfigError, match=message):
+        shaped(target, attention_heads=7)
+    alone = target_of(tiny_model("llama", num_key_value_heads=4))
+    config = shaped(alone, attention_heads=7)
+    assert (config.num_heads, config.num_kv_heads) == (7, 7)
+
+
 def test_hybrid_targets_give_the_rotation_of_full_attention() -> None:
     config = shaped(target_of(tiny_model("gemma3-hybrid")))
     assert config.rope_theta == 1_000_000.0

@@ -143,6 +143,11 @@ def test_the_fingerprint_is_of_weights_and_tokens() -> None:
             "intermediate_size 56, and the head to be trained 48; give --set "
             "train.head.mlp_width=56",
         ),
+        (
+            {"num_heads": 8, "num_kv_heads": 4},
+            "num_heads 8, and the head to be trained 4; give --set train.head.attention_heads=8",
+        ),
+        ({"num_kv_heads": 1}, "num_kv_heads 1, and the head to be trained 2; begin with a new"),
         ({"fc_norm": True}, "fc_norm True.*train.head.fc_norm=true"),
         ({"norm_before_fc": True}, "norm_before_fc True.*train.head.norm_before_fc=true"),
         ({"sliding_window": 8}, "train.head.sliding_window=8"),
