@@ -1,7 +1,7 @@
 """A head that training goes on from: other data, another loss, another draft vocabulary.
 
-Its layer is taken as it is. A wider MLP begins by doing the same: what is new reads at random and
-writes nothing yet. Output rows are taken by token: a token that it did not draft before begins with
+Its layer is taken as it is. A wider MLP and more attention heads begin by doing the same: what is
+new reads at random and writes nothing yet. Output rows are taken by token: a token that it did not draft before begins with
 the target's own row, like those of a new head. Turned rows are the target's anyway.
 """
 
@@ -19,7 +19,8 @@ from fledge.models.head_config import HeadConfig
 from fledge.models.head_files import load_head
 
 _MAY_DIFFER = ("draft_vocab_size", "max_position_embeddings", "taps")
-_MLP_INPUTS, _MLP_OUTPUT = ("gate_proj.weight", "up_proj.weight"), "down_proj.weight"
+_READERS = tuple(f"{name}_proj.weight" for name in ("gate", "up", "q", "k", "v"))
+_WRITERS = ("down_proj.weight", "o_proj.weight")
 _REMEDIES = {
     "intermediate_size": "--set train.head.mlp_width={}",
     "num_heads": "--set train.head.attention_heads={}",
@@ -71,10 +72,13 @@ class StartingHead:
 
 
 def _widened(name: str, old: Tensor, new: Tensor) -> Tensor:
-    """The old weight, in as many rows or columns as the new one has."""
-    if name.endswith(_MLP_INPUTS):
+    """The old weight, in as many rows or columns as the new one has.
+
+    Query heads lie beside those that share their key-value head, so new groups come last.
+    """
+    if name.endswith(_READERS):
         return torch.cat([old, new[len(old) :]])
-    if name.endswith(_MLP_OUTPUT):
+    if name.endswith(_WRITERS):
         return torch.cat([old, torch.zeros_like(new[:, old.shape[1] :])], dim=1)
     return old
 
@@ -97,10 +101,17 @@ def open_starting_head(directory: Path, wanted: HeadConfig, *, num_layers: int) 
     return StartingHead(directory, head)
 
 
+def _may_grow(found: HeadConfig, wanted: HeadConfig) -> tuple[str, ...]:
+    """What may be larger; attention heads by whole groups that share a key-value head."""
+    has_same_groups = found.num_heads * wanted.num_kv_heads == wanted.num_heads * found.num_kv_heads
+    return ("intermediate_size", *(("num_heads", "num_kv_heads") if has_same_groups else ()))
+
+
 def _refuse_other_shape(directory: Path, found: HeadConfig, wanted: HeadConfig) -> None:
+    may_grow = _may_grow(found, wanted)
     for field in dataclasses.fields(HeadConfig):
         theirs, ours = getattr(found, field.name), getattr(wanted, field.name)
-        is_wider = field.name == "intermediate_size" and theirs < ours
+        is_wider = field.name in may_grow and theirs < ours
         if theirs == ours or is_wider or field.name in _MAY_DIFFER:
             continue
         remedy = "begin with a new head"

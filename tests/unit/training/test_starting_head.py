@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fledge.contracts.errors import ArtifactError, ConfigError, FledgeError, MismatchError
 from fledge.models.head import Eagle3Head
@@ -125,6 +126,25 @@ def test_a_wider_head_begins_by_saying_the_same() -> None:
         first_TD, second_TD = (mlp(hidden_TD) for mlp in mlps)
     torch.testing.assert_close(first_TD, second_TD)
     assert new.get_parameter(f"{MLP}.gate_proj.weight")[24:].abs().sum() > 0
+
+
+def test_more_attention_heads_begin_by_saying_the_same() -> None:
+    config = replace(SHAPE, num_heads=4, num_kv_heads=2, head_dim=4)
+    old = Eagle3Head(config, torch.tensor([3, 7, 20, 41]))
+    new = Eagle3Head(replace(config, num_heads=6, num_kv_heads=3), old.draft_to_target_V)
+    StartingHead(Path("old"), old).give_to(new)
+    embeds_TD, hidden_TD = torch.randn(5, 16), torch.randn(5, 16)
+
+    def attend(query_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> Tensor:
+        shared = query_THD.shape[1] // keys_TGD.shape[1]
+        keys, values = (one.repeat_interleave(shared, dim=1) for one in (keys_TGD, values_TGD))
+        scores = torch.einsum("thd,shd->hts", query_THD, keys).softmax(-1)
+        return torch.einsum("hts,shd->thd", scores, values)
+
+    with torch.no_grad():
+        outputs = [head(embeds_TD, hidden_TD, torch.arange(5), attend) for head in (old, new)]
+    torch.testing.assert_close(outputs[0].normed_TD, outputs[1].normed_TD)
+    assert new.midlayer.self_attn.q_proj.weight[16:].abs().sum() > 0
 
 
 def test_the_fingerprint_is_of_weights_and_tokens() -> None:
