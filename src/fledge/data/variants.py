@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fledge.contracts.conversation import Conversation, Message, variant_id
+from fledge.data.invented_names import invent_name
 from fledge.data.things import SwappedThings
 
 _NUMBER = re.compile(
@@ -69,6 +70,7 @@ _NAMES = tuple(
         Tony Travis Trevor Tyler Victor Vincent Walter Wayne William Zach""",
     )
 )
+_INVENTED_SHARE = 1 / 3
 _KINDS = {name: kind for kind, names in enumerate(_NAMES) for name in names}
 _NAME = re.compile(rf"\b(?:{'|'.join(_KINDS)})\b")
 
@@ -157,12 +159,16 @@ class _Swaps:
                 return
 
     def _choose_names(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Another name of the same kind for each, so that `he` and `she` still fit."""
+        """Another name for each: one of the same kind, so that `he` and `she` still fit, or one
+        that fits both because nobody has it."""
         chosen: dict[str, str] = {}
         for name in names:
-            free = [one for one in _NAMES[_KINDS[name]] if one not in names]
-            left = [one for one in free if one not in chosen.values()]
-            chosen[name] = self._dice.choice(left) if left else name
+            taken = {*names, *chosen.values()}
+            left = [one for one in _NAMES[_KINDS[name]] if one not in taken]
+            if not left or self._dice.random() < _INVENTED_SHARE:
+                chosen[name] = invent_name(self._dice, taken)
+            else:
+                chosen[name] = self._dice.choice(left)
         return chosen
 
 

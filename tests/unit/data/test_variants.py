@@ -80,6 +80,16 @@ def test_names_are_swapped_for_names_of_the_same_kind() -> None:
         assert found[1] != found[2]
 
 
+def test_a_third_of_the_names_are_names_that_nobody_has() -> None:
+    found = texts_of(row("Tom has 480 of 960 sheep, and Tom's brother 120."), 1500)
+    names = [text.partition(" ")[0] for text in found]
+    assert all(f"and {name}'s brother" in text for name, text in zip(names, found, strict=True))
+    known = {name for name in names if names.count(name) > 1}
+    invented = [name for name in names if name not in known]
+    assert 0.28 < len(invented) / len(names) < 0.38
+    assert all(re.fullmatch(r"[A-Z][a-z]{2,}", name) for name in names)
+
+
 def test_things_are_swapped_for_things_of_the_same_kind() -> None:
     asked = row("A Baker has 3 boxes of apples, 2 in the last box. One apple is bad, 4 CARS left.")
     for text in texts_of(asked, 20):
