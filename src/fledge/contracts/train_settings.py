@@ -33,6 +33,10 @@ class HeadSettings:
     """Of these, so many that are said most often are all that a CPU drafts, where every row of the
     output matrix takes time; 0 leaves it at all. Needs `draft_vocab_size`."""
 
+    learned_tokens: int = 0
+    """Losses see so many of the drafted tokens, those said most often; 0 shows them all. Turned
+    rows work for the others too, which then cost no time in training. Needs `turned_rows`."""
+
     fc_norm: bool = False
     """EAGLE-3.1: one norm per tapped layer before they are fused."""
 
@@ -72,8 +76,26 @@ class HeadSettings:
                 f"{self.draft_vocab_size}; the first must be smaller, and counts nothing where the "
                 "second is 0."
             )
+        self._check_learned_tokens()
         check_range("sliding_window", self.sliding_window, 0)
         check_range("rope_theta", self.rope_theta, 0)
+
+    def _check_learned_tokens(self) -> None:
+        check_range("learned_tokens", self.learned_tokens, 0)
+        if not self.learned_tokens:
+            return
+        if not self.turned_rows:
+            raise ConfigError(
+                f"learned_tokens is {self.learned_tokens} and turned_rows false; rows that no loss "
+                "sees would stay copies of the target's. Set turned_rows = true, or learned_tokens "
+                "= 0."
+            )
+        if not self.common_tokens <= self.learned_tokens < self.draft_vocab_size:
+            raise ConfigError(
+                f"learned_tokens is {self.learned_tokens}, draft_vocab_size "
+                f"{self.draft_vocab_size} and common_tokens {self.common_tokens}; it must be "
+                "smaller than the first of these and no smaller than the second."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,15 @@ are two or three syllables, which tokenizers cut into pieces that only the quest
 from collections.abc import Container
 from random import Random
 
-_BEGINNINGS = """B Br C Ch D Dr El F Fl G Gr H Il J K Kr L M N Or P Pr Qu R S Sh St T Th Tr Um V W Y
-Z""".split()
-_VOWELS = "a e i o u ai ee ia ie oa".split()
-_MIDDLES = "b d l ll m n nd nn r rl rr s ss t tt v z".split()
-_ENDINGS = "a ah an as e el en ena er ette i ick ika in ina is o on or us wyn y yn".split()
+_BEGINNINGS, _VOWELS, _MIDDLES, _ENDINGS = (
+    sounds.split()
+    for sounds in (
+        "B Br C Ch D Dr El F Fl G Gr H Il J K Kr L M N Or P Pr Qu R S Sh St T Th Tr Um V W Y Z",
+        "a e i o u ai ee ia ie oa",
+        "b d l ll m n nd nn r rl rr s ss t tt v z",
+        "a ah an as e el en ena er ette i ick ika in ina is o on or us wyn y yn",
+    )
+)
 _LONG_SHARE = 0.3
 
 

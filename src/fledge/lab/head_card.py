@@ -91,6 +91,9 @@ def _facts(
     drafted = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
     if head.common_V is not None:
         drafted += f"; on a CPU the {int(head.common_V.sum()):,} of them that are common"
+    num_learned = training.plan.settings.get("head", {}).get("learned_tokens")
+    if num_learned:
+        drafted += f"; losses saw the {num_learned:,} that are said most often"
     turned = [("output rows", "the target's, turned by a learned matrix")]
     rows = [
         ("target", target),

@@ -1,5 +1,7 @@
 """From what was asked for to the parts of a run: target, source, head, optimizer, measurements."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -75,20 +77,20 @@ def assemble(
     division, order = make_order(given, settings)
     readout, embedding_VD = target.readout, target.embedding.weight.detach()
     config = given.head_config(settings)
-    draft_ids, common = given.choose_draft_ids(
-        division.trained, settings, progress or SilentProgress()
-    )
+    drafted = given.choose_drafted(division.trained, settings, progress or SilentProgress())
+    taught_ids = drafted.ids if drafted.taught is None else drafted.ids[drafted.taught]
     head = make_head(
-        config,
-        draft_ids,
+        replace(config, draft_vocab_size=len(taught_ids)),
+        taught_ids,
         seed=settings.seed,
         readout=readout if settings.head.lm_head_from_target else None,
     )
     if given.start is not None:
         given.start.give_to(head)
-    exhibit = Eagle3Head(head.config, head.draft_to_target_V)
-    if common is not None:
-        exhibit.common_V = torch.from_numpy(common)
+    # Turned rows have no weights, so what learned some of the tokens drafts all of them.
+    exhibit = Eagle3Head(config, torch.from_numpy(drafted.ids).long())
+    if drafted.common is not None:
+        exhibit.common_V = torch.from_numpy(drafted.common)
     source = _source(given, settings, target, head.draft_to_target_V)
     if settings.keep_readings and isinstance(source, OnlineSource):
         used = np.union1d(division.trained, division.held_out)
@@ -110,7 +112,7 @@ def assemble(
     )
 
     def copied() -> TTTModule:
-        twin = Eagle3Head(exhibit.config, exhibit.draft_to_target_V).to(given.device)
+        twin = Eagle3Head(head.config, head.draft_to_target_V).to(given.device)
         if isinstance(twin.lm_head, TurnedRows) and isinstance(head.lm_head, TurnedRows):
             twin.lm_head.rows_VD = head.lm_head.rows_VD
         return _module(twin, embedding_VD, readout, settings)

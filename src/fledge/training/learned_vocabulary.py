@@ -21,6 +21,9 @@ class Learned(NamedTuple):
     common: NDArray[np.bool_] | None
     """Which of its tokens are said most often, where some are to be told apart."""
 
+    taught: NDArray[np.bool_] | None
+    """Which of its tokens losses see, where not all."""
+
 
 def learned_vocabulary(
     corpus: Samples,
@@ -29,6 +32,7 @@ def learned_vocabulary(
     facts: TargetFacts,
     size: int,
     num_common: int = 0,
+    num_taught: int = 0,
 ) -> Learned:
     """The most frequent tokens of what the target said in what is learned.
 
@@ -41,11 +45,14 @@ def learned_vocabulary(
         own, first = times[first : first + len(shard)], first + len(shard)
         counts += _count(shard.token_ids, shard.loss_mask, np.diff(shard.offsets), own, len(counts))
     found = choose_vocabulary(counts, min(size, facts.vocab_size), facts.eos_token_ids)
-    common = None
-    if num_common:
-        few = choose_vocabulary(counts, num_common, facts.eos_token_ids)
-        common = np.isin(found.target_ids, few.target_ids)
-    return Learned(found, found.coverage(counts), common)
+
+    def flags(count: int) -> NDArray[np.bool_] | None:
+        if not 0 < count < len(found):
+            return None
+        few = choose_vocabulary(counts, count, facts.eos_token_ids)
+        return np.isin(found.target_ids, few.target_ids)
+
+    return Learned(found, found.coverage(counts), flags(num_common), flags(num_taught))
 
 
 def _count(

@@ -1,8 +1,9 @@
 """A head that training goes on from: other data, another loss, another draft vocabulary.
 
 Its layer is taken as it is. A wider MLP and more attention heads begin by doing the same: what is
-new reads at random and writes nothing yet. Output rows are taken by token: a token that it did not draft before begins with
-the target's own row, like those of a new head. Turned rows are the target's anyway.
+new reads at random and writes nothing yet. Output rows are taken by token: a token that it did not
+draft before begins with the target's own row, like those of a new head. Turned rows are the
+target's anyway.
 """
 
 import dataclasses

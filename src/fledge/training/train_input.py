@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,17 @@ from fledge.training.starting_head import StartingHead, open_starting_head
 
 _OUTSIDE_THE_PLAN = ("parallel", "keep_checkpoints", "keep_readings")
 """Settings that change nothing about the head: a run may go on with others."""
+
+
+class Drafted(NamedTuple):
+    """The target's ids of the tokens that are drafted, ascending, and flags of some of them."""
+
+    ids: NDArray[np.int64]
+    common: NDArray[np.bool_] | None = None
+    """Those that a CPU drafts, where not all."""
+
+    taught: NDArray[np.bool_] | None = None
+    """Those that losses see, where not all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +93,28 @@ class TrainInput:
         size = min(settings.head.draft_vocab_size or len(self.vocab_map), self.config.vocab_size)
         return shape_head(self.config, settings.head, taps=self.taps, draft_vocab_size=size)
 
-    def choose_draft_ids(
+    def choose_drafted(
         self, learned: NDArray[np.int64], settings: TrainSettings, progress: Progress
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """The target's ids of the tokens that are drafted, ascending, and which are common.
-
-        `learned` are positions of samples.
-        """
-        size, num_common = settings.head.draft_vocab_size, settings.head.common_tokens
-        if not size:
-            return self.vocab_map.target_ids, None
+    ) -> Drafted:
+        """The tokens that are drafted; `learned` are positions of samples."""
+        wanted = settings.head
+        if not wanted.draft_vocab_size:
+            return Drafted(self.vocab_map.target_ids)
         assert isinstance(self.inside, Corpora), "`head_config` refuses features"
         facts = read_facts(self.directory)
-        found = learned_vocabulary(self.inside, self.samples, learned, facts, size, num_common)
+        found = learned_vocabulary(
+            self.inside,
+            self.samples,
+            learned,
+            facts,
+            wanted.draft_vocab_size,
+            wanted.common_tokens,
+            wanted.learned_tokens,
+        )
         progress.note(
             f"{len(found.vocab_map):,} tokens are drafted, {found.share:.2%} of what is learned"
         )
-        return found.vocab_map.target_ids, found.common
+        return Drafted(found.vocab_map.target_ids, found.common, found.taught)
 
     def plan(self, settings: TrainSettings) -> Plan:
         """What the run's directory will hold."""

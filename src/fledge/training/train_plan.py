@@ -63,7 +63,8 @@ def plan_training(
     division, order = make_order(given, settings)
     config = given.head_config(settings)
     weights = count_weights(config)
-    rows = config.draft_vocab_size * config.hidden_size if config.turned_rows else 0
+    num_taught = settings.head.learned_tokens or config.draft_vocab_size
+    rows = num_taught * config.hidden_size if config.turned_rows else 0
     is_offline = isinstance(given.inside, FeatureStore)
     passes = settings.epochs if is_offline else 1
     head_bytes = weights * _MASTER_BYTES

@@ -1,7 +1,8 @@
 """Drafted tokens that are common: what a CPU drafts of a large vocabulary.
 
 Catches: rows that no longer belong to their tokens, a GPU that is left with a part, flags that are
-lost in a file, and tokens that are called common without being said most often.
+lost in a file, tokens that are called common without being said most often, and tokens that no loss
+is to see and that change what is learned, or are not drafted.
 """
 
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fledge.store.corpus import Corpus
 from fledge.testing import EOS_TOKEN_ID, target_of, tiny_head, tiny_model
 from tests.unit.training.train_support import CPU, SHORT, run
 
-NUM_COMMON, NUM_DRAFTED = 12, 40
+NUM_COMMON, NUM_LEARNED, NUM_DRAFTED = 12, 24, 40
 PROMPTS = [(5, 9, 13), (7, 7, 30, 41), (60, 3)]
 
 
@@ -124,6 +125,53 @@ def test_training_calls_common_what_is_said_most_often(
     rows_VD = target_rows(target.readout, served.draft_to_target_V)
     turn_DD = head.state_dict()["lm_head.turn"]
     assert torch.allclose(served.lm_head.weight, rows_VD @ turn_DD, atol=1e-6)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_tokens_that_no_loss_sees_are_drafted_too(
+    tmp_path: Path, tiny_target: Path, tiny_corpus: Path, ema: float
+) -> None:
+    few = HeadSettings(turned_rows=True, draft_vocab_size=NUM_LEARNED, common_tokens=NUM_COMMON)
+    many = replace(few, draft_vocab_size=NUM_DRAFTED, learned_tokens=NUM_LEARNED)
+    optimizer = replace(SHORT.optimizer, ema=ema)
+    made = {}
+    for name, wanted in (("few", few), ("many", many)):
+        settings = replace(SHORT, head=wanted, optimizer=optimizer)
+        run(tiny_target, tmp_path / name, settings, corpus=tiny_corpus)
+        made[name] = load_head(tmp_path / name)
+    for name, weight in made["few"].state_dict().items():
+        assert torch.equal(made["many"].state_dict()[name], weight), f"{name} saw other losses"
+    ids = {name: set(head.draft_to_target_V.tolist()) for name, head in made.items()}
+    assert ids["few"] < ids["many"]
+    assert len(ids["many"]) == NUM_DRAFTED
+    common = made["many"].common_V
+    assert common is not None
+    assert set(made["many"].draft_to_target_V[common].tolist()) < ids["few"]
+    target = Target.load(tiny_target, dtype=torch.float32, device=CPU)
+    drafting = fit_to_target(made["many"], target)
+    params = SamplingParams(max_tokens=16)
+    plain = [one.token_ids for one in Engine(target, None).generate(PROMPTS, params)]
+    assert [one.token_ids for one in Engine(target, drafting).generate(PROMPTS, params)] == plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_vocab_size": 40, "learned_tokens": 20}, "20 and turned_rows false"),
+        ({"draft_vocab_size": 40, "learned_tokens": 40}, "draft_vocab_size 40 and common_tokens 0"),
+        ({"learned_tokens": 20}, "draft_vocab_size 0"),
+        (
+            {"draft_vocab_size": 40, "learned_tokens": 8, "common_tokens": 9},
+            "learned_tokens is 8, draft_vocab_size 40 and common_tokens 9",
+        ),
+    ],
+)
+def test_learned_tokens_lie_between_common_and_drafted_ones(
+    settings: dict[str, int], message: str
+) -> None:
+    is_turned = "false" not in message
+    with pytest.raises(ConfigError, match=message):
+        HeadSettings(turned_rows=is_turned, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("drafted", "common"), [(0, 5), (8, 8), (8, 9)])

@@ -43,7 +43,7 @@ def wanting(size: int, settings: TrainSettings = SHORT, **changes: Any) -> Train
 
 def chosen(given: TrainInput, settings: TrainSettings) -> list[int]:
     learned = make_order(given, settings)[0].trained
-    found: list[int] = given.choose_draft_ids(learned, settings, Notes())[0].tolist()
+    found: list[int] = given.choose_drafted(learned, settings, Notes()).ids.tolist()
     return found
 
 
