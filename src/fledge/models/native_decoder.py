@@ -62,7 +62,7 @@ class NativeDecoder:
         self._memory = WeightMemory()
         self.windows = tuple(dict.fromkeys(layer.spec.window for layer in parts.layers))
         self._layers = [self._describe(layer) for layer in parts.layers]
-        self._head = self._matrix(parts.to_logits)
+        self._head = self._matrix(parts.to_logits, is_searched=True)
         self.vocab_size = int(self._head.num_rows)
         self._held: dict[tuple[int, ...], tuple[Any, CDecoder, Kept]] = {}
 
@@ -136,7 +136,7 @@ class NativeDecoder:
         repeat_taps(features_TF, taps)
         return logits_RV, columns
 
-    def _matrix(self, product: Product) -> Any:
+    def _matrix(self, product: Product, *, is_searched: bool = False) -> Any:
         matrix = NativeMatrix(
             self.library,
             product.weight_NK,
@@ -144,6 +144,7 @@ class NativeDecoder:
             sizes=product.sizes,
             may_pack=self._parts.may_pack,
             memory=self._memory,
+            is_searched=is_searched,
         )
         self._packed_bytes += matrix.packed_bytes
         return self._kept.matrix(matrix)

@@ -44,6 +44,8 @@ class NativeLibrary:
         self.pack.argtypes = [pointer, *[number] * 4, pointer, pointer, number]
         self.multiply = loaded.fledge_multiply
         self.multiply.argtypes = [pointer, pointer, number, number, pointer, number, number]
+        self.best = loaded.fledge_best
+        self.best.argtypes = [pointer, pointer, number, number, pointer, number]
         self.run_pass = loaded.fledge_pass
         self.run_pass.argtypes = [pointer, pointer, number]
         self.run_step = loaded.fledge_step
@@ -55,6 +57,7 @@ class NativeLibrary:
         for function in (
             self.pack,
             self.multiply,
+            self.best,
             self.run_pass,
             self.run_step,
             self.run_chain,

@@ -59,6 +59,7 @@ class CMatrix(ctypes.Structure):
     _fields_ = (
         ("pieces", ctypes.POINTER(CPiece)),
         ("bias", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
         ("num_pieces", ctypes.c_int32),
         ("num_rows", ctypes.c_int32),
         ("num_columns", ctypes.c_int32),
@@ -79,16 +80,19 @@ class NativeMatrix:
         rounded: Format | None = None,
         may_pack: bool = True,
         memory: WeightMemory | None = None,
+        is_searched: bool = False,
     ) -> None:
         """`sizes` are the rows of each piece; `rounded` packs so even if other floats come back.
 
-        Matrices that are read one after the other may share a `memory`.
+        Matrices that are read one after the other may share a `memory`. One that `is_searched` for
+        its largest products knows how long its rows are, which rules most of them out.
         """
         self._library = library
         weight_NK = weight_NK.detach()
         assert weight_NK.dtype == torch.float32
         assert weight_NK.is_contiguous()
         self._bias_N = None if bias_N is None else bias_N.detach().float().contiguous()
+        self._lengths_N = weight_NK.norm(dim=1) if is_searched and rounded is None else None
         pieces = torch.split(weight_NK, list(sizes or [len(weight_NK)]))
         forms = tuple(_UNIT_BYTES) if rounded is None else (rounded,)
         packed = [
@@ -113,6 +117,7 @@ class NativeMatrix:
         self.c = CMatrix(
             self._pieces,
             None if self._bias_N is None else self._bias_N.data_ptr(),
+            None if self._lengths_N is None else self._lengths_N.data_ptr(),
             len(packed),
             *weight_NK.shape,
             0,
@@ -127,6 +132,21 @@ class NativeMatrix:
             if form is not Format.FLOATS
             for tensor in tensors
         )
+
+    def best(self, rows_TK: Tensor) -> Tensor:
+        """Of each row the output with the largest product, the first of equal ones; -1 if that is
+        no number."""
+        rows_TK = rows_TK.contiguous()
+        best_T = torch.empty(rows_TK.shape[0], dtype=torch.long)
+        self._library.best(
+            ctypes.byref(self.c),
+            rows_TK.data_ptr(),
+            self.c.num_columns,
+            len(best_T),
+            best_T.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return best_T
 
     def __call__(self, rows_TK: Tensor) -> Tensor:
         rows_TK = rows_TK.contiguous()
@@ -189,16 +209,19 @@ def _aligned_bytes(count: int) -> Tensor:
 def check_products(library: NativeLibrary) -> bool:
     """Whether products of a few shapes are what torch's are, in every format that can be made."""
     generator = torch.Generator().manual_seed(0)
-    for shape in ((5, 64), (37, 96), (8, 19)):
+    for shape in ((5, 64), (37, 96), (48, 96), (8, 19)):
         weight = torch.randn(shape, generator=generator)
         weights = [weight, weight.bfloat16().float()]
         if shape[1] % _COLUMNS_OF_UNIT == 0:
             weights.append((weight.view(-1, 32) * 3).round().clamp(-8, 7).view(shape) * 0.25)
+            weights.append((weight.view(-1, 32) * 40).round().clamp(-127, 127).view(shape) * 0.25)
         for one in weights:
-            matrix = NativeMatrix(library, one.contiguous())
+            matrix = NativeMatrix(library, one.contiguous(), is_searched=True)
             for num_rows in (1, 3, 7, 13):
                 rows = torch.randn(num_rows, shape[1], generator=generator)
-                wanted = rows @ one.t()
-                if not torch.allclose(matrix(rows), wanted, rtol=1e-4, atol=1e-4 * prod(shape)):
+                found, wanted = matrix(rows), rows @ one.t()
+                if not torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * prod(shape)):
+                    return False
+                if not matrix.best(rows).equal(found.argmax(dim=1)):
                     return False
     return True

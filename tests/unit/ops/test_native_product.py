@@ -91,6 +91,64 @@ def test_products_are_as_exact_as_float32(
     assert ours < 2 * torchs
 
 
+def _searched(library: NativeLibrary, form: Format, weight: Tensor) -> NativeMatrix:
+    matrix = NativeMatrix(library, weight, is_searched=True)
+    # Products of these alone are screened.
+    assert form not in (Format.EIGHT_HALF, Format.EIGHT_FINE) or matrix.formats == (form,)
+    return matrix
+
+
+def _first_best(products: Tensor) -> list[int]:
+    return [int(row.argmax()) for row in products.numpy()]
+
+
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize(("rows", "columns"), [(16, 32), (50, 96), (832, 576)])
+def test_best_outputs_are_those_of_all(
+    library: NativeLibrary, form: Format, rows: int, columns: int
+) -> None:
+    """Few rows of x and many, and rows of weights that are equal or nearly so."""
+    weight = _weights(form, rows, columns)
+    weight[3], weight[rows - 1] = weight[rows // 2], weight[rows // 2]
+    matrix = _searched(library, form, weight)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(100, columns, generator=generator)
+    x[:10] = weight[rows // 2] * 3  # whose largest products are equal
+    x[10:20] += weight[7:8] * 50  # and one far above the others
+    wanted = _first_best(matrix(x))
+    for count in (1, 2, 3, 4, 5, 8, 17, 100):
+        for begin in range(0, 100 - count + 1, count):
+            found = matrix.best(x[begin : begin + count]).tolist()
+            assert found == wanted[begin : begin + count], (count, begin)
+
+
+@pytest.mark.parametrize("form", [Format.EIGHT_HALF, Format.EIGHT_FINE])
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e-20, 300.0, 1e17, 1e25])
+def test_best_outputs_of_any_size(library: NativeLibrary, form: Format, size: float) -> None:
+    """Also where some columns are far larger, and where all products are nearly or quite equal."""
+    weight = _weights(form, 320, 96)
+    x = torch.randn(12, 96, generator=torch.Generator().manual_seed(3))
+    x[:6, ::31] *= size
+    x[6:] *= size
+    matrix = _searched(library, form, weight)
+    for _ in range(3):  # the second time it is known that nearly all blocks have to be made
+        assert matrix.best(x).tolist() == _first_best(matrix(x))
+
+
+@pytest.mark.parametrize("form", [Format.EIGHT_HALF, Format.EIGHT_FINE, Format.FOUR_HALF])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_has_no_best_output(
+    library: NativeLibrary, form: Format, bad: float
+) -> None:
+    matrix = _searched(library, form, _weights(form, 64, 96))
+    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(4))
+    wanted = _first_best(matrix(x))
+    x[2, 40] = bad
+    found = matrix.best(x).tolist()
+    assert found[2] == -1
+    assert found[:2] + found[3:] == wanted[:2] + wanted[3:]
+
+
 @pytest.mark.parametrize("form", list(Format))
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e-20, 1e20, 1e30])
 def test_products_of_any_size(library: NativeLibrary, form: Format, size: float) -> None:

@@ -4,6 +4,7 @@
 #include "blocks.h"
 #include "chain.h"
 #include "packing.h"
+#include "screen.h"
 #include "walk.h"
 
 extern "C" {
@@ -45,6 +46,8 @@ int64_t fledge_pack(const float* rows, int64_t num_rows, int64_t num_columns, in
                     int64_t may_round, uint8_t* codes, uint8_t* steps, int64_t num_threads);
 int64_t fledge_multiply(const Matrix* matrix, const float* x, int64_t x_stride, int64_t num_rows,
                         float* y, int64_t y_stride, int64_t num_threads);
+int64_t fledge_best(const Matrix* matrix, const float* x, int64_t x_stride, int64_t num_rows,
+                    int64_t* tokens, int64_t num_threads);
 int64_t fledge_pass(const Decoder* decoder, const Pass* pass, int64_t num_threads);
 int64_t fledge_step(const Decoder* decoder, const Step* step, int64_t num_threads);
 int64_t fledge_chain(const Decoder* decoder, const Chain* chain, int64_t num_threads);
@@ -86,8 +89,27 @@ void run_layers(Member& me, const Decoder& decoder, const Pass& pass, const Work
     }
 }
 
+// Room for what parts of a search find.
+struct SearchRoom {
+    Best* best;
+    Screened& screened;
+    bool is_screened;
+};
+
+// The token with the largest of many products of each row; -1 if that is no number.
+void find_best_tokens(Member& me, const Matrix& matrix, const float* x, int64_t x_stride, int64_t num_rows,
+                      const SearchRoom& room, int64_t* tokens) {
+    auto note = [&](const Best* best) {
+        for (int64_t r = 0; r < num_rows; r++) tokens[r] = is_number(best[r]) ? best[r].index : -1;
+    };
+    if (room.is_screened)
+        find_best_screened(me, matrix, x, x_stride, num_rows, room.screened, room.best, note);
+    else
+        find_best(me, matrix, x, x_stride, num_rows, Search{}, room.best, note);
+}
+
 void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Work& work,
-                 Best* room) {
+                 const SearchRoom& room) {
     int64_t hidden = decoder.hidden_size, count = pass.num_logit_rows;
     const float* from = pass.final;
     if (pass.logit_rows != nullptr) {
@@ -100,11 +122,7 @@ void make_logits(Member& me, const Decoder& decoder, const Pass& pass, const Wor
     }
     const Matrix& matrix = decoder.to_logits;
     if (pass.logits == nullptr) {
-        find_best(me, matrix, from, hidden, count, Search{}, room, [&](const Best* best) {
-            for (int64_t r = 0; r < count; r++) {
-                pass.best_tokens[r] = is_number(best[r]) ? best[r].index : -1;
-            }
-        });
+        find_best_tokens(me, matrix, from, hidden, count, room, pass.best_tokens);
         return;
     }
     OwnFactors factors(matrix, from, hidden, count, near_of_thread());
@@ -169,6 +187,11 @@ Best* room_for_best(int64_t num_rows, int64_t num_threads) {
     return room.data();
 }
 
+SearchRoom room_for_search(const Matrix& matrix, int64_t num_rows, int64_t num_threads) {
+    Screened& screened = room_for_screened(num_rows, num_threads);
+    return {room_for_best(num_rows, num_threads), screened, begin_screened(matrix, num_rows, screened)};
+}
+
 template <typename Body> int64_t guarded(Body body) {
     try {
         body();
@@ -208,11 +231,21 @@ int64_t fledge_multiply(const Matrix* matrix, const float* x, int64_t x_stride, 
     return 0;
 }
 
+int64_t fledge_best(const Matrix* matrix, const float* x, int64_t x_stride, int64_t num_rows,
+                    int64_t* tokens, int64_t num_threads) {
+    return guarded([&] {
+        SearchRoom room = room_for_search(*matrix, num_rows, num_threads);
+        on_threads(num_threads, OTHER_PHASES, [&](Member& me) {
+            find_best_tokens(me, *matrix, x, x_stride, num_rows, room, tokens);
+        });
+    });
+}
+
 int64_t fledge_pass(const Decoder* decoder, const Pass* pass, int64_t num_threads) {
     return guarded([&] {
         Work work = begin_work(*decoder, pass->rows, pass->views, pass->num_views,
                                int(num_threads));
-        Best* room = room_for_best(pass->num_logit_rows, num_threads);
+        SearchRoom room = room_for_search(decoder->to_logits, pass->num_logit_rows, num_threads);
         on_threads(num_threads, decoder->num_layers * PHASES_OF_LAYER + OTHER_PHASES,
                    [&](Member& me) {
                        run_layers(me, *decoder, *pass, work);

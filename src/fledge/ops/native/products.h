@@ -17,7 +17,7 @@ INLINE Share share_of(int64_t count, int64_t part, int64_t num_parts) {
 }
 
 // Blocks from the first one on, of which there are no more than lie side by side, times T rows of x.
-template <int FORMAT, int T>
+template <typename Kind, int T>
 static void few_rows(const Piece& piece, const Factors& factors, int64_t first, const Blocks& blocks,
                      float* y, const Coming& coming) {
     for (int64_t block = first, end = first + blocks.count; block < end;) {
@@ -25,8 +25,8 @@ static void few_rows(const Piece& piece, const Factors& factors, int64_t first, 
         if (beside < left) left = beside;
         int64_t place = (block - first) * BLOCK;
 #define BLOCKS(R)                                                                               \
-    Products<FORMAT>::template multiply<R, T>(piece, factors, block, blocks.num_rows - place,  \
-                                               y + place, blocks.y_stride, coming);             \
+    Kind::template multiply<R, T>(piece, factors, block, blocks.num_rows - place, y + place,    \
+                                  blocks.y_stride, coming);                                     \
     block += R;
         if (BESIDE == 4 && left == 4) {
             BLOCKS(BESIDE)
@@ -39,10 +39,10 @@ static void few_rows(const Piece& piece, const Factors& factors, int64_t first, 
     }
 }
 
-template <int FORMAT>
+template <typename Kind>
 static void packed_rows(const Piece& piece, const Factors& factors, int num_rows, int64_t first,
                         const Blocks& blocks, const Coming& coming) {
-    constexpr int MOST = Products<FORMAT>::MOST_ROWS;
+    constexpr int MOST = Kind::MOST_ROWS;
     for (int begin = 0; begin < num_rows;) {
         int left = num_rows - begin, count = left <= MOST ? left : MOST;
         if (left > MOST && left < 2 * MOST) count = (left + 1) / 2;
@@ -50,7 +50,7 @@ static void packed_rows(const Piece& piece, const Factors& factors, int num_rows
         float* y = blocks.y + begin * blocks.y_stride;
 #define ROWS(T)                                                                    \
     case T:                                                                        \
-        few_rows<FORMAT, T <= MOST ? T : 1>(piece, own, first, blocks, y, coming); \
+        few_rows<Kind, T <= MOST ? T : 1>(piece, own, first, blocks, y, coming); \
         break;
         switch (count) {
             ROWS(1)
@@ -93,9 +93,9 @@ static void piece_rows(const Piece& piece, int64_t num_columns, const Factors& f
         Blocks blocks = {int(end - first), piece.num_rows - first * BLOCK, y + first * BLOCK,
                          y_stride};
         Coming next = end < share.end ? units_of_block(piece, end, num_columns) : coming;
-#define PACKED(FORMAT)                                                      \
-    case FORMAT:                                                            \
-        packed_rows<FORMAT>(piece, factors, num_rows, first, blocks, next); \
+#define PACKED(FORMAT)                                                                \
+    case FORMAT:                                                                      \
+        packed_rows<Products<FORMAT>>(piece, factors, num_rows, first, blocks, next); \
         break;
         switch (piece.format) {
             PACKED(FOUR_HALF)

@@ -165,7 +165,11 @@ template <typename Join> INLINE VI join_each(VI (&vectors)[LANES], Join join) {
 }
 
 INLINE bool all_true(VI lanes) {
+#if HAS_WIDE
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) == 0xffff;
+#else
     return join_lanes<int32_t>(lanes, [](auto a, auto b) { return a & b; }) != 0;
+#endif
 }
 
 INLINE float largest(V v) {

@@ -24,6 +24,7 @@ struct Piece {
 struct Matrix {
     const Piece* pieces;
     const float* bias;
+    const float* lengths;  // of each row, where its largest products are looked for; else missing
     int32_t num_pieces;
     int32_t num_rows;
     int32_t num_columns;
