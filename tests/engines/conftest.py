@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fledge.contracts import provenance
+from fledge.contracts.head_settings import HeadSettings
 from fledge.contracts.outside_engines import OutsideEngine
-from fledge.contracts.train_settings import HeadSettings
 from fledge.interop.engines.acceptance import our_acceptance
 from fledge.interop.engines.installation import InstalledEngine, find_engine
 from fledge.interop.engines.job import run_in_engine

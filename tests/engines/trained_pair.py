@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
+from fledge.contracts.head_settings import HeadSettings
 from fledge.contracts.train_settings import (
-    HeadSettings,
     HeldOutSettings,
     LossSettings,
     OptimizerSettings,

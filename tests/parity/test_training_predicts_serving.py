@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fledge.contracts.capture_settings import CaptureSettings
+from fledge.contracts.head_settings import HeadSettings
 from fledge.contracts.outputs import Completion
 from fledge.contracts.sampling import SamplingParams
 from fledge.contracts.settings import EngineSettings, TreeSettings
 from fledge.contracts.train_settings import (
-    HeadSettings,
     HeldOutSettings,
     LossSettings,
     OptimizerSettings,

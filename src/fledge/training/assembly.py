@@ -13,6 +13,7 @@ from fledge.engine.graphs import Graphs
 from fledge.features.feature_store import FeatureStore
 from fledge.models.checked_target import load_checked_target
 from fledge.models.head import Eagle3Head
+from fledge.models.head_config import HeadConfig
 from fledge.models.placement import pick_dtype
 from fledge.models.target import Target
 from fledge.models.target_reading import Readout
@@ -27,7 +28,7 @@ from fledge.training.optimizer import Optimizer
 from fledge.training.order import Division, TrainingOrder, divide, from_sources, some_of
 from fledge.training.passes import CapturedPasses, LaunchedPasses, Passes, can_be_captured
 from fledge.training.sources import Source
-from fledge.training.train_input import TrainInput
+from fledge.training.train_input import Drafted, TrainInput
 from fledge.training.trainer import Parts
 from fledge.training.ttt import TTTModule
 
@@ -87,10 +88,7 @@ def assemble(
     )
     if given.start is not None:
         given.start.give_to(head)
-    # Turned rows have no weights, so what learned some of the tokens drafts all of them.
-    exhibit = Eagle3Head(config, torch.from_numpy(drafted.ids).long())
-    if drafted.common is not None:
-        exhibit.common_V = torch.from_numpy(drafted.common)
+    exhibit = _exhibit(config, drafted)
     source = _source(given, settings, target, head.draft_to_target_V)
     if settings.keep_readings and isinstance(source, OnlineSource):
         used = np.union1d(division.trained, division.held_out)
@@ -130,6 +128,17 @@ def assemble(
             processes=processes,
         )
     return Parts(passes, optimizer, source, order, measurer, exhibit)
+
+
+def _exhibit(config: HeadConfig, drafted: Drafted) -> Eagle3Head:
+    """The head as it is shown and saved.
+
+    Turned rows have no weights, so what learned some of the tokens drafts all of them.
+    """
+    head = Eagle3Head(config, torch.from_numpy(drafted.ids).long())
+    if drafted.common is not None:
+        head.common_V = torch.from_numpy(drafted.common)
+    return head
 
 
 def _passes(

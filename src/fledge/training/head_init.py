@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fledge.contracts.errors import ConfigError
-from fledge.contracts.train_settings import HeadSettings
+from fledge.contracts.head_settings import HeadSettings
 from fledge.models.head import Eagle3Head
 from fledge.models.head_config import HeadConfig
 from fledge.models.target_reading import Readout

@@ -6,10 +6,10 @@ import pytest
 
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.errors import ConfigError
+from fledge.contracts.head_settings import HeadSettings
 from fledge.contracts.recipe import read_recipe
 from fledge.contracts.toml_settings import read_settings, to_plain
 from fledge.contracts.train_settings import (
-    HeadSettings,
     HeldOutSettings,
     LossSettings,
     OptimizerSettings,

@@ -16,7 +16,7 @@ from fledge import Engine, SamplingParams
 from fledge.contracts.capture_settings import CaptureSettings
 from fledge.contracts.dialects import Dialect
 from fledge.contracts.errors import ConfigError, MismatchError
-from fledge.contracts.train_settings import HeadSettings
+from fledge.contracts.head_settings import HeadSettings
 from fledge.interop.export import export_head
 from fledge.models.head_files import load_head
 from fledge.models.target import Target

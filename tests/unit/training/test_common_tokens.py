@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from fledge import Engine, SamplingParams
 from fledge.contracts.errors import ConfigError, MismatchError
-from fledge.contracts.train_settings import HeadSettings
+from fledge.contracts.head_settings import HeadSettings
 from fledge.interop.export import export_head
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import fit_to_target, load_head, save_head
@@ -155,23 +155,24 @@ def test_tokens_that_no_loss_sees_are_drafted_too(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("drafted", "learned", "common", "message"),
     [
-        ({"draft_vocab_size": 40, "learned_tokens": 20}, "20 and turned_rows false"),
-        ({"draft_vocab_size": 40, "learned_tokens": 40}, "draft_vocab_size 40 and common_tokens 0"),
-        ({"learned_tokens": 20}, "draft_vocab_size 0"),
-        (
-            {"draft_vocab_size": 40, "learned_tokens": 8, "common_tokens": 9},
-            "learned_tokens is 8, draft_vocab_size 40 and common_tokens 9",
-        ),
+        (40, 20, 0, "20 and turned_rows false"),
+        (40, 40, 0, "draft_vocab_size 40 and common_tokens 0"),
+        (0, 20, 0, "draft_vocab_size 0"),
+        (40, 8, 9, "learned_tokens is 8, draft_vocab_size 40 and common_tokens 9"),
     ],
 )
 def test_learned_tokens_lie_between_common_and_drafted_ones(
-    settings: dict[str, int], message: str
+    drafted: int, learned: int, common: int, message: str
 ) -> None:
-    is_turned = "false" not in message
     with pytest.raises(ConfigError, match=message):
-        HeadSettings(turned_rows=is_turned, **settings)  # type: ignore[arg-type]
+        HeadSettings(
+            turned_rows="false" not in message,
+            draft_vocab_size=drafted,
+            learned_tokens=learned,
+            common_tokens=common,
+        )
 
 
 @pytest.mark.parametrize(("drafted", "common"), [(0, 5), (8, 8), (8, 9)])

@@ -1,6 +1,7 @@
 """Curves on disk: appended, cut after a step, torn by a kill, copied to TensorBoard and W&B."""
 
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -99,6 +100,7 @@ def test_tensorboard_shows_a_resumed_run_once(tmp_path: Path) -> None:
         write(log, 1, 2, 3)
         for step in (1, 2, 3):
             log.add(step, "held_out", {"loss": float(step)})
+    time.sleep(1.0)  # TensorBoard reads files by their names, which have the second and a number
     with CurveLog(tmp_path) as log:
         log.truncate_after(1)
         log.add(2, "held_out", {"loss": 2.5})

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fledge.contracts.errors import ConfigError
+from fledge.contracts.head_settings import HeadSettings
 from fledge.contracts.sampling import SamplingParams
-from fledge.contracts.train_settings import HeadSettings
 from fledge.engine.engine import Engine
 from fledge.models.head_config import HeadConfig
 from fledge.models.target import Target

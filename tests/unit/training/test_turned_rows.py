@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fledge import Engine, SamplingParams
 from fledge.contracts.errors import ConfigError, MismatchError
-from fledge.contracts.train_settings import HeadSettings
+from fledge.contracts.head_settings import HeadSettings
 from fledge.interop.export import export_head
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import fit_to_target, load_head, save_head
