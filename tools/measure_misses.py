@@ -119,6 +119,8 @@ def main() -> None:
     drafts: list[Draft] = []
     for prompt, answer in zip(asked, answers, strict=True):
         drafts += drafts_along(target, head, prompt, answer.token_ids, options.depth)
+    if not drafts:
+        parser.error(f"no answer of {options.suite} has more than one token: nothing is drafted.")
     document = {
         "what": "drafts of a chain by how sure the target was of its own token",
         "target": options.target,

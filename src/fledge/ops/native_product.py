@@ -92,7 +92,10 @@ class NativeMatrix:
         assert weight_NK.dtype == torch.float32
         assert weight_NK.is_contiguous()
         self._bias_N = None if bias_N is None else bias_N.detach().float().contiguous()
-        self._lengths_N = weight_NK.norm(dim=1) if is_searched and rounded is None else None
+        self._lengths_N: Tensor | None = None
+        if is_searched and rounded is None:
+            # A little longer than they are: squares may be too small for floats.
+            self._lengths_N = weight_NK.norm(dim=1) + 1e-15
         pieces = torch.split(weight_NK, list(sizes or [len(weight_NK)]))
         forms = tuple(_UNIT_BYTES) if rounded is None else (rounded,)
         packed = [

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,15 @@ def _searched(library: NativeLibrary, form: Format, weight: Tensor) -> NativeMat
     return matrix
 
 
+def _best(matrix: NativeMatrix, x: Tensor) -> list[int]:
+    """By a thread of its own: one that had to make nearly all products screens no more for long."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(matrix.best(x).tolist()))
+    thread.start()
+    thread.join()
+    return found
+
+
 def _first_best(products: Tensor) -> list[int]:
     return [int(row.argmax()) for row in products.numpy()]
 
@@ -118,7 +128,7 @@ def test_best_outputs_are_those_of_all(
     wanted = _first_best(matrix(x))
     for count in (1, 2, 3, 4, 5, 8, 17, 100):
         for begin in range(0, 100 - count + 1, count):
-            found = matrix.best(x[begin : begin + count]).tolist()
+            found = _best(matrix, x[begin : begin + count])
             assert found == wanted[begin : begin + count], (count, begin)
 
 
@@ -131,8 +141,32 @@ def test_best_outputs_of_any_size(library: NativeLibrary, form: Format, size: fl
     x[:6, ::31] *= size
     x[6:] *= size
     matrix = _searched(library, form, weight)
-    for _ in range(3):  # the second time it is known that nearly all blocks have to be made
+    assert _best(matrix, x) == _first_best(matrix(x))
+    for _ in range(3):  # the second time it may be known that nearly all blocks have to be made
         assert matrix.best(x).tolist() == _first_best(matrix(x))
+
+
+@pytest.mark.parametrize(
+    ("form", "of_weights", "of_x"),
+    [
+        (Format.EIGHT_HALF, 1.0, 1.0),
+        (Format.EIGHT_HALF, 1.0, 2.0**-110),
+        (Format.EIGHT_FINE, (1 + 2.0**-17) * 2.0**-85, 1.0),
+        (Format.EIGHT_FINE, (1 + 2.0**-17) * 2.0**-60, 2.0**-60),
+    ],
+)
+def test_the_best_output_may_be_told_by_the_lower_digits_alone(
+    library: NativeLibrary, form: Format, of_weights: float, of_x: float
+) -> None:
+    """Also where the squares of weights or of x are too small for floats."""
+    weight = torch.zeros(32, 32)
+    weight[:, 0] = -127.0
+    weight[1:16] = weight[17:] = -torch.arange(96, 128).float()
+    weight[0, 0], weight[16, 0], weight[16, 1:] = 127.0, 126.0, 127.0
+    x = torch.full((4, 32), 32000.0)
+    x[:, 0] = 4194304.0  # so large that the others are nothing in the highest digits
+    matrix = _searched(library, form, weight * of_weights)
+    assert _best(matrix, x * of_x) == _first_best(matrix(x * of_x)) == [16] * 4
 
 
 @pytest.mark.parametrize("form", [Format.EIGHT_HALF, Format.EIGHT_FINE, Format.FOUR_HALF])
@@ -144,7 +178,7 @@ def test_what_is_no_number_has_no_best_output(
     x = torch.randn(6, 96, generator=torch.Generator().manual_seed(4))
     wanted = _first_best(matrix(x))
     x[2, 40] = bad
-    found = matrix.best(x).tolist()
+    found = _best(matrix, x)
     assert found[2] == -1
     assert found[:2] + found[3:] == wanted[:2] + wanted[3:]
 

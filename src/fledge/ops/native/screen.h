@@ -50,7 +50,8 @@ bool can_screen(const Matrix& matrix) {
            piece.num_rows % BLOCK == 0;
 }
 
-// How long what the highest digits leave of a row of x may be, with what floats round on the way.
+// How long what the highest digits leave of a row of x may be, with what floats round on the way, also where
+// squares are too small for floats: rows of weights are said to be longer by as much.
 float length_left(const Factors& factors, int64_t row, int64_t num_columns) {
     typedef int8_t Digits __attribute__((vector_size(LANES)));
     const FactorUnit* units = factors.units + row * factors.num_units;
@@ -67,7 +68,7 @@ float length_left(const Factors& factors, int64_t row, int64_t num_columns) {
             whole += x * x;
         }
     float rounded = float(factors.num_units + 8) * 0x1p-22f;
-    return 1.001f * (std::sqrt(fold(left)) + rounded * std::sqrt(fold(whole)));
+    return 1.001f * (std::sqrt(fold(left)) + rounded * std::sqrt(fold(whole))) + 1e-15f;
 }
 
 // The highest digits' products of some blocks that lie side by side.
