@@ -101,6 +101,32 @@ def test_best_tokens_are_those_of_the_logits(architecture: str, count: int) -> N
     assert not passes._stream_TD.requires_grad, "a graph would grow with every pass"
 
 
+def test_best_tokens_of_screened_logits_are_those_of_all() -> None:
+    """Output rows of eight bits, of whose logits few are made in full."""
+    model = tiny_model("llama", seed=1, vocab_size=512)
+    rows = model.get_output_embeddings().weight
+    with torch.no_grad():
+        codes = (rows.view(-1, 32) * 2000).round().clamp(-127, 127)
+        codes[:, 0] = 127
+        rows.copy_((codes / 1024).view_as(rows))
+    engine, sequences = _begun(target_of(model), 3)
+    passes = engine._cycle.host._passes
+    assert passes is not None
+    head = passes._native._head
+    assert Format(head.pieces[0].format) is Format.EIGHT_HALF
+    assert head.lengths
+    chains = [
+        TokenChain(seq.row, seq.kv_len, [seq.newest_token_id, 7, 11 + place])
+        for place, seq in enumerate(sequences)
+    ]
+    best = passes.run(chains)
+    logits_TV = passes._final_TD[:9] @ rows.detach().t()
+    top_T2 = logits_TV.topk(2).values
+    assert float((top_T2[:, 0] - top_T2[:, 1]).min()) > 1e-4, "rounding could decide"
+    assert best == logits_TV.argmax(dim=-1).tolist()
+    assert best == [passes.run([one])[row] for one in chains for row in range(3)]
+
+
 class _Drafts:
     """Drafts behind the same tokens, made natively and by the twin."""
 

@@ -52,7 +52,7 @@ bool can_screen(const Matrix& matrix) {
 
 // How long what the highest digits leave of a row of x may be, with what floats round on the way, also where
 // squares are too small for floats: rows of weights are said to be longer by as much.
-float length_left(const Factors& factors, int64_t row, int64_t num_columns) {
+float length_left(const Factors& factors, int64_t row) {
     typedef int8_t Digits __attribute__((vector_size(LANES)));
     const FactorUnit* units = factors.units + row * factors.num_units;
     V left = {}, whole = {};
@@ -140,7 +140,7 @@ void find_best_screened(Member& me, const Matrix& matrix, const float* x, int64_
         num_parts,
         [&](int64_t part) {
             const Factors& own = factors.get();
-            for (int64_t t = 0; t < num_rows && !knows_left; t++) left[t] = length_left(own, t, matrix.num_columns);
+            for (int64_t t = 0; t < num_rows && !knows_left; t++) left[t] = length_left(own, t);
             knows_left = true;
             screen_part(matrix, own, share_of_blocks(num_blocks, part, num_parts), left, near,
                         screened.candidates[size_t(part)], screened.least.data());
