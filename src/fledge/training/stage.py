@@ -40,6 +40,7 @@ from fledge.training.curves import CurveLog, read_curves
 from fledge.training.distributed import Processes
 from fledge.training.metrics import Figure
 from fledge.training.reporting import Reporter
+from fledge.training.step_memory import short_memory
 from fledge.training.train_input import TrainInput
 from fledge.training.trainer import Parts, Trainer, Watch
 
@@ -131,6 +132,9 @@ def _run(
             reporter=reporter,
             watch=watch,
         )
+        forgetting = short_memory(settings.optimizer, trainer.num_steps)
+        if forgetting is not None:
+            progress.note(forgetting)
         if state is not None:
             progress.note(f"{state.step:,} of {trainer.num_steps:,} steps were taken before.")
             trainer.restore(state)
