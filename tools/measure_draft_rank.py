@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from answered_suites import answered
 from replay_acceptance import drafted
 from torch import Tensor
 
-from fledge import Engine, EngineSettings, SamplingParams
 from fledge.contracts import provenance
-from fledge.lab.suites import load_suite
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.resolve import resolve_target
@@ -104,17 +103,9 @@ def main() -> None:
     whole = load_head(options.head)
     whole.common_V = None  # all tokens are to be compared
     head = fit_to_target(whole, target)
-    suites = [load_suite(name, max_prompts=options.prompts) for name in options.suite]
-    asked = [
-        target.tokenizer.encode_chat(prompt.messages())
-        for suite in suites
-        for prompt in suite.prompts
-    ]
-    engine = Engine(target, settings=EngineSettings(max_requests=8))
-    answers = engine.generate(asked, SamplingParams(max_tokens=options.max_tokens))
+    texts = answered(target, options.suite, prompts=options.prompts, max_tokens=options.max_tokens)
     outputs = [
-        outputs_along(target, head, prompt, answer.token_ids, options.depth)
-        for prompt, answer in zip(asked, answers, strict=True)
+        outputs_along(target, head, prompt, answer, options.depth) for prompt, answer in texts
     ]
     rows_VD = head.lm_head.weight.detach().float()
     document = {
@@ -122,7 +113,7 @@ def main() -> None:
         "target": options.target,
         "head": options.head.name,
         "suites": [Path(name).name for name in options.suite],
-        "prompts": len(asked),
+        "prompts": len(texts),
         "depth": options.depth,
         **summary(rows_VD, torch.cat(outputs[::2]), torch.cat(outputs[1::2])),
         "provenance": provenance.collect(device="cpu"),

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from answered_suites import answered
 from replay_acceptance import drafted
 
-from fledge import Engine, EngineSettings, SamplingParams
 from fledge.contracts import provenance
-from fledge.lab.suites import load_suite
 from fledge.models.head import Eagle3Head
 from fledge.models.head_files import fit_to_target, load_head
 from fledge.models.resolve import resolve_target
@@ -112,13 +111,11 @@ def main() -> None:
     directory = resolve_target(options.target).directory
     target = Target.load(directory, dtype=torch.float32, device=device)
     head = fit_to_target(load_head(options.head), target)
-    suite = load_suite(options.suite, max_prompts=options.prompts)
-    asked = [target.tokenizer.encode_chat(prompt.messages()) for prompt in suite.prompts]
-    engine = Engine(target, settings=EngineSettings(max_requests=8))
-    answers = engine.generate(asked, SamplingParams(max_tokens=options.max_tokens))
+    asked = {"prompts": options.prompts, "max_tokens": options.max_tokens}
+    texts = answered(target, [options.suite], **asked)
     drafts: list[Draft] = []
-    for prompt, answer in zip(asked, answers, strict=True):
-        drafts += drafts_along(target, head, prompt, answer.token_ids, options.depth)
+    for prompt, answer in texts:
+        drafts += drafts_along(target, head, prompt, answer, options.depth)
     if not drafts:
         parser.error(f"no answer of {options.suite} has more than one token: nothing is drafted.")
     document = {
@@ -126,9 +123,9 @@ def main() -> None:
         "target": options.target,
         "head": options.head.name,
         "suite": Path(options.suite).name,
-        "prompts": len(asked),
+        "prompts": len(texts),
         "depth": options.depth,
-        **summary(drafts, sum(len(answer.token_ids) for answer in answers)),
+        **summary(drafts, sum(len(answer) for _, answer in texts)),
         "provenance": provenance.collect(device="cpu"),
     }
     print(json.dumps(document, indent=1))

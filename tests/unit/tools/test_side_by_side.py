@@ -86,6 +86,6 @@ def test_an_interrupted_script_leaves_no_process(tmp_path: Path) -> None:
     script.send_signal(signal.SIGTERM)
     _, errors = script.communicate(timeout=60)
     assert script.returncode == 1
-    assert errors.startswith("long: exit ")
+    assert errors.startswith("long: exit 130: "), errors
     running = subprocess.run(["pgrep", "-f", str(recipe)], capture_output=True, check=False)
     assert running.stdout == b""
